@@ -1,0 +1,1 @@
+"""The library of the lab: artifacts, experiments, data, model, training, evaluation. Useful without Dagster."""

@@ -1,0 +1,1 @@
+"""Data from source to batch: ingest, filter, tokenizer, token cache, mixture, loader."""

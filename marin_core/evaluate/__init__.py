@@ -1,0 +1,1 @@
+"""Evaluation: bits per byte, an n-gram baseline, lm-evaluation-harness tasks."""

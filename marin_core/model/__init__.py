@@ -1,0 +1,1 @@
+"""The mixture-of-experts transformer in Flax NNX."""

@@ -1,0 +1,69 @@
+"""What a job tells the world: progress while it works, and a report when it is done."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+Scalar = int | float | str | bool
+
+
+class Reporter(Protocol):
+    """Receives what a long piece of work says about itself. Calls are cheap and may be rate-limited by the receiver."""
+
+    def log(self, message: str) -> None:
+        """One line for people."""
+
+    def progress(self, done: int, total: int, unit: str) -> None:
+        """Work finished so far; rate and time left are derived by the receiver."""
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers at a training step or document count, for live plots."""
+
+    def stop_requested(self) -> bool:
+        """True once the job has been asked to stop (SIGTERM); the worker saves and raises `PreemptedError`."""
+
+
+class SilentReporter:
+    """A `Reporter` for notebooks and tests: keeps nothing, never asks to stop."""
+
+    def log(self, message: str) -> None: ...
+
+    def progress(self, done: int, total: int, unit: str) -> None: ...
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def stop_requested(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim about an artifact that was tested when it was built."""
+
+    name: str
+    passed: bool
+    description: str
+    values: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The closing report of a job; it goes into the record and from there into the Dagster UI.
+
+    Attributes:
+        metrics: numbers and short strings, plotted over partitions and materializations.
+        tables: name → rows of equal columns.
+        plots: name → PNG file inside the artifact.
+        checks: results of the checks that the artifact's step declares.
+        content_digest: lower-case hex digest of what the artifact *means*, where that is narrower than its bytes
+            (token ids rather than compressed chunks); None = the digest of all its files.
+        links: name → URL (W&B run, dashboards).
+    """
+
+    metrics: Mapping[str, Scalar] = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Mapping[str, Scalar]]] = field(default_factory=dict)
+    plots: Mapping[str, Path] = field(default_factory=dict)
+    checks: Sequence[Check] = ()
+    content_digest: str | None = None
+    links: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Training: optimizer, step, loop, checkpoints, tracking."""
