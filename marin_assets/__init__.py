@@ -1,0 +1,1 @@
+"""The Dagster code location: turns handles into assets and launches their jobs."""

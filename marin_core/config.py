@@ -4,10 +4,11 @@ from typing import Any, Self
 
 import pydantic
 from pydantic import BaseModel, ConfigDict
+from pydantic.config import JsonDict
 
 from marin_core.errors import ConfigError
 
-OPERATIONAL = {"operational": True}
+OPERATIONAL: JsonDict = {"operational": True}
 """`Field(json_schema_extra=OPERATIONAL)` marks a field that changes how a job runs but never what it makes:
 worker counts, log intervals, trackers. It stays out of the fingerprint, so changing it is no drift."""
 

@@ -1,0 +1,50 @@
+# Every target does its own set-up: finds a Python, makes .venv, installs the locked packages.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo dev test test-all test-browser lint format lock clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s%s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## Make .venv and install the locked packages.
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@PYTHON=$$(PYTHON="$(PYTHON)" sh .ci/find-python) && echo "installing into $(VENV) with $$($$PYTHON --version)" && \
+	( [ -x $(BIN)/python ] || $$PYTHON -m venv $(VENV) ) && \
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r .ci/uv.lock && \
+	( $(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements.lock || \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock ) && \
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e . && \
+	( $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true ) && touch $(INSTALLED)
+
+demo: $(INSTALLED) ## Run the tutorial experiment: raw text to evaluated checkpoints, in minutes on two cores.
+	@$(BIN)/marin materialize tutorial
+
+dev: $(INSTALLED) ## Open the Dagster UI on this project (http://127.0.0.1:3000).
+	@$(BIN)/dagster dev
+
+test: $(INSTALLED) ## Run the default test suite.
+	@$(BIN)/python -m pytest -m "not slow and not browser"
+
+test-browser: $(INSTALLED) ## Run the tests that drive the web UI in headless Chromium.
+	@$(BIN)/python -m pytest -m browser
+
+test-all: $(INSTALLED) ## Run every test, the slow ones and the browser's included.
+	@$(BIN)/python -m pytest
+
+lint: $(INSTALLED) ## Check style and types.
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(INSTALLED) ## Format the code.
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+lock: $(INSTALLED) ## Resolve pyproject.toml anew into requirements.lock.
+	@$(BIN)/uv pip compile -q --no-config --python-version 3.12 --universal --no-strip-extras --generate-hashes \
+	  --no-emit-index-url --no-annotate --no-header --extra dev pyproject.toml -o requirements.lock
+
+clean: ## Remove the environment and caches; artifacts in .store and runs in .dagster stay.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,173 @@
+"""`marin materialize`: build what is missing, in dependency order, each artifact in a Dagster run of its own.
+
+Dagster's own command line can't mix families of different partitions in one call, and its queue pays 8 CPU-seconds of start-up
+a run. Here a few worker processes load the code location once and execute runs in process, on the instance that the UI shows.
+"""
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import dagster as dg
+from dagster._core.storage.tags import PARTITION_NAME_TAG
+from rich.console import Console
+
+from marin_assets.build import CANCEL_ON_INTERRUPT_TAG
+from marin_assets.instance import open_instance
+from marin_assets.keys import asset_key
+from marin_assets.lab import STATE, Lab, default_prefix
+from marin_assets.metadata import DATA_VERSION_DIGITS
+from marin_core.artifact import ArtifactGraph, ArtifactId, Store
+
+DEFINITIONS_MODULE = "marin_assets.definitions"
+PROGRESS_INTERVAL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one artifact: served (nothing to do), built, registered (committed, but new to this Dagster), or failed."""
+
+    artifact: ArtifactId
+    state: Literal["served", "built", "registered", "failed", "not started"]
+    seconds: float = 0.0
+    error: str = ""
+
+
+def materialize(graph: ArtifactGraph, chosen: Sequence[ArtifactId], *, workers: int, console: Console) -> dict[ArtifactId, Outcome]:
+    """Bring every chosen artifact to a committed record that Dagster knows of; a failure stops only what depends on it."""
+    store = Store(default_prefix())
+    store.ensure_writable()
+    with open_instance() as instance:
+        outcomes = {artifact: Outcome(artifact, "served") for artifact in chosen if _is_known(graph, store, instance, artifact)}
+    todo = [artifact for artifact in chosen if artifact not in outcomes]
+    console.print(f"store {store.prefix}: {len(chosen)} artifacts, {len(outcomes)} served, {len(todo)} to do")
+    if not todo:
+        return outcomes
+    committed = {artifact for artifact in todo if store.record(artifact) is not None}
+    for outcome in _run_all(graph, todo, workers=min(workers, len(todo)), console=console):
+        if outcome.state == "built" and outcome.artifact in committed:
+            outcome = Outcome(outcome.artifact, "registered", outcome.seconds)
+        outcomes[outcome.artifact] = outcome
+        console.print(f"  {outcome.state} {outcome.artifact} in {outcome.seconds:.1f} s", highlight=False)
+    return outcomes
+
+
+def _is_known(graph: ArtifactGraph, store: Store, instance: dg.DagsterInstance, artifact: ArtifactId) -> bool:
+    """Whether the artifact is committed and its newest materialization says so, with today's fingerprint."""
+    record = store.record(artifact)
+    if record is None:
+        return False
+    events = instance.fetch_materializations(
+        dg.AssetRecordsFilter(asset_key=asset_key(artifact.family), asset_partitions=[artifact.partition] if artifact.partition else None),
+        limit=1,
+    ).records
+    materialization = events[0].asset_materialization if events else None
+    tags = materialization.tags or {} if materialization else {}
+    known = (tags.get("dagster/code_version"), tags.get("dagster/data_version"))
+    return known == (graph.fingerprint(graph[artifact]), record.content_digest[:DATA_VERSION_DIGITS])
+
+
+def _run_all(graph: ArtifactGraph, todo: Sequence[ArtifactId], *, workers: int, console: Console) -> Iterator[Outcome]:
+    """Runs each artifact as soon as everything it reads is done."""
+    pending = set(todo)
+    waiting = {
+        artifact: {read for dep in graph[artifact].deps for read in graph[artifact].reads(dep, artifact.partition)} & pending
+        for artifact in todo
+    }
+    failed: set[ArtifactId] = set()
+    context = multiprocessing.get_context("spawn")  # Dagster and forked threads don't mix
+    messages = context.Queue()
+    with (
+        _progress_lines(messages, console),
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(messages,)) as pool,
+    ):
+        running: dict[Future[Outcome], ArtifactId] = {}
+        while waiting or running:
+            for artifact in [artifact for artifact, reads in waiting.items() if reads & failed]:
+                del waiting[artifact]
+                failed.add(artifact)
+                yield Outcome(artifact, "not started", error="something upstream failed")
+            for artifact in [artifact for artifact, reads in waiting.items() if not reads]:
+                del waiting[artifact]
+                running[pool.submit(_execute, artifact)] = artifact
+            if not running:
+                continue
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                artifact = running.pop(future)
+                outcome = future.result()
+                if outcome.error:
+                    failed.add(artifact)
+                for reads in waiting.values():
+                    if not outcome.error:
+                        reads.discard(artifact)
+                yield outcome
+
+
+def _start_worker(messages: "multiprocessing.Queue[Mapping[str, Any]]") -> None:
+    """Dagster prints events and jobs print logs; both are kept in a file, so that the terminal shows progress alone."""
+    Lab.listener = messages.put
+    folder = STATE / "workers"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = os.open(folder / f"{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def _execute(artifact: ArtifactId) -> Outcome:
+    """One Dagster run in this worker."""
+    from dagster._core.definitions.reconstruct import ReconstructableRepository
+
+    started = time.monotonic()
+    repository = ReconstructableRepository.for_module(DEFINITIONS_MODULE, "defs", working_directory=os.getcwd())
+    key = asset_key(artifact.family)
+    job = repository.get_definition().get_implicit_job_def_for_assets([key])
+    assert job is not None, "one asset always has an implicit job"  # noqa: S101
+    tags = {CANCEL_ON_INTERRUPT_TAG: "true"} | ({PARTITION_NAME_TAG: artifact.partition} if artifact.partition else {})
+    with open_instance() as instance:
+        result = dg.execute_job(
+            repository.get_reconstructable_job(job.name), instance=instance, asset_selection=[key], tags=tags, raise_on_error=False
+        )
+        errors = [_failure_text(event) for event in result.all_events if event.is_step_failure]
+    seconds = time.monotonic() - started
+    if result.success:
+        return Outcome(artifact, "built", seconds)
+    return Outcome(artifact, "failed", seconds, error="; ".join(errors) or f"Dagster run {result.run_id} failed")
+
+
+def _failure_text(event: dg.DagsterEvent) -> str:
+    data = event.step_failure_data
+    if data.user_failure_data and data.user_failure_data.description:
+        return data.user_failure_data.description
+    return data.error.to_string() if data.error else str(event.message)
+
+
+@contextmanager
+def _progress_lines(messages: "multiprocessing.Queue[Mapping[str, Any] | None]", console: Console) -> Iterator[None]:
+    """Prints each job's progress every few seconds while the block runs."""
+
+    def show() -> None:
+        last: dict[str, float] = {}
+        while (message := messages.get()) is not None:
+            if message["kind"] != "progress":
+                continue
+            now = time.monotonic()
+            if now - last.get(message["artifact"], 0.0) < PROGRESS_INTERVAL_SECONDS and message["done"] < message["total"]:
+                continue
+            last[message["artifact"]] = now
+            left = f", {message['seconds_left']:.0f} s left" if message["seconds_left"] is not None else ""
+            console.print(f"  {message['artifact']}: {message['done']}/{message['total']} {message['unit']}{left}", highlight=False)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        messages.put(None)
+        thread.join()

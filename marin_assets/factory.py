@@ -1,0 +1,89 @@
+"""Handles become assets: one asset for each artifact, whoever declares it, with everything Dagster can show about it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+
+from marin_assets.build import BuildConfig, build_asset
+from marin_assets.keys import asset_key
+from marin_assets.lab import Lab, default_prefix
+from marin_assets.metadata import DRIFT
+from marin_core.artifact import ArtifactGraph, ArtifactStep
+from marin_core.experiment import Experiment
+
+
+def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
+    """All assets of some experiments, a backfill job for each family, and the lab's resource.
+
+    Raises:
+        ConfigError: if two experiments declare one `name@version` differently.
+    """
+    graph = ArtifactGraph(target for experiment in experiments for target in experiment.targets)
+    members = {
+        experiment.name: {step.id for step in graph.upstream([graph[target.id] for target in experiment.targets])}
+        for experiment in experiments
+    }
+    assets = []
+    for step in graph:
+        users = sorted(name for name, ids in members.items() if step.id in ids)
+        assets.append(artifact_asset(graph, step, experiments=users))
+    return dg.Definitions(
+        assets=assets,
+        jobs=[family_job(step) for step in graph if step.partitions],
+        resources={"lab": Lab(prefix=default_prefix())},
+        executor=dg.in_process_executor,
+    )
+
+
+def artifact_asset(graph: ArtifactGraph, step: ArtifactStep, experiments: Sequence[str] = ()) -> dg.AssetsDefinition:
+    """The asset of one artifact or family."""
+
+    @dg.asset(
+        key=asset_key(step.id),
+        deps=[dg.AssetDep(asset_key(dep.id), partition_mapping=_mapping(step, dep)) for dep in step.deps],
+        description=step.description,
+        group_name=step.stage,
+        kinds=set(step.kinds),
+        owners=[step.owner],
+        code_version=graph.fingerprint(step),
+        tags={
+            "marin/name": step.name.split("/")[-1],
+            "marin/version": step.version,
+            **{f"experiment/{name}": "true" for name in experiments},
+        },
+        metadata={
+            "artifact": str(step.id),
+            "config": dg.MetadataValue.json(step.own_identity["config"]),
+            "experiments": ", ".join(experiments),
+        },
+        partitions_def=dg.StaticPartitionsDefinition(list(step.partitions)) if step.partitions else None,
+        check_specs=[
+            dg.AssetCheckSpec(DRIFT, asset=asset_key(step.id), description="Built as the experiment declares it today."),
+            *(
+                dg.AssetCheckSpec(check.name, asset=asset_key(step.id), description=check.description, blocking=check.blocking)
+                for check in step.checks
+            ),
+        ],
+        pool=step.resources.pool,
+        op_tags={"marin/job": step.job},
+    )
+    def artifact(context: dg.AssetExecutionContext, config: BuildConfig, lab: Lab) -> Iterator[dg.MaterializeResult[Any]]:
+        yield from build_asset(context, config, lab, graph, step)
+
+    return artifact
+
+
+def family_job(step: ArtifactStep) -> Any:
+    """A partitioned job named after what it does, for `dagster job backfill`: `filter_python_code`, `evaluate_moe_tiny`."""
+    return dg.define_asset_job(
+        f"{step.job}_{step.name.split('/')[-1]}",
+        selection=[asset_key(step.id)],
+        description=f"Build partitions of {step.id}: {step.description}",
+    )
+
+
+def _mapping(step: ArtifactStep, dep: ArtifactStep) -> dg.PartitionMapping | None:
+    if not dep.partitions:
+        return None
+    return dg.IdentityPartitionMapping() if dep.partitions == step.partitions else dg.AllPartitionMapping()

@@ -1,0 +1,123 @@
+"""A record as Dagster metadata and check results. Everything shown comes from the record, so a served artifact looks like a built one."""
+
+import base64
+import html
+from collections.abc import Sequence
+
+import dagster as dg
+
+from marin_core.artifact import ArtifactStep, Record, Store
+from marin_core.artifact.drift import Difference
+from marin_core.report import Scalar
+
+DRIFT = "drift"
+DATA_VERSION_DIGITS = 16
+PLOT_LIMIT_BYTES = 100_000
+"""A plot lies in the event-log row; a larger one stays in the artifact and only its path is shown."""
+
+
+def data_version(record: Record) -> dg.DataVersion:
+    """The content, so that a rebuild with equal content leaves everything downstream in sync."""
+    return dg.DataVersion(record.content_digest[:DATA_VERSION_DIGITS])
+
+
+def materialization_metadata(record: Record, store: Store, *, reused: bool) -> dict[str, dg.MetadataValue]:
+    """What the asset's page shows of a materialization."""
+    shown: dict[str, dg.MetadataValue] = {
+        "artifact": dg.MetadataValue.text(str(record.id)),
+        "address": dg.MetadataValue.path(store.address(record.id)),
+        "fingerprint": dg.MetadataValue.text(record.fingerprint),
+        "content_digest": dg.MetadataValue.text(record.content_digest),
+        "reused": dg.MetadataValue.bool(reused),
+        "size_bytes": dg.MetadataValue.int(record.size),
+        "files": dg.MetadataValue.int(len(record.files)),
+        "attempt": dg.MetadataValue.int(record.attempt),
+        "wall_seconds": dg.MetadataValue.float(record.usage.wall_seconds),
+        "cpu_seconds": dg.MetadataValue.float(record.usage.cpu_seconds),
+        "peak_memory_bytes": dg.MetadataValue.int(record.usage.peak_memory_bytes),
+        "git_commit": dg.MetadataValue.text(f"{record.code.git_commit}{' with changes' if record.code.dirty else ''}"),
+    }
+    if record.dagster_run_id:
+        shown["built_by_run"] = dg.MetadataValue.dagster_run(record.dagster_run_id)
+    for name, value in record.metrics.items():
+        shown[name] = _scalar(value)
+    for name, rows in record.tables.items():
+        if rows:
+            shown[name] = table(rows)
+    for name, path in record.plots.items():
+        shown[name] = _plot(store.read_payload(record.id, path), name, f"{store.address(record.id)}/{path}")
+    for name, url in record.links.items():
+        shown[name] = dg.MetadataValue.url(url)
+    return shown
+
+
+def check_results(step: ArtifactStep, record: Record, drift: Sequence[Difference]) -> list[dg.AssetCheckResult]:
+    """The drift check and every check that the step declares; one that the build did not report has failed."""
+    results = [_drift_result(drift)]
+    reported = {check.name: check for check in record.checks}
+    for declared in step.checks:
+        severity = dg.AssetCheckSeverity.ERROR if declared.blocking else dg.AssetCheckSeverity.WARN
+        found = reported.get(declared.name)
+        if found is None:
+            results.append(dg.AssetCheckResult(check_name=declared.name, passed=False, severity=severity, description="not reported"))
+            continue
+        results.append(
+            dg.AssetCheckResult(
+                check_name=found.name,
+                passed=found.passed,
+                severity=severity,
+                description=html.escape(found.description),
+                metadata={name: _scalar(value) for name, value in found.values.items()},
+            )
+        )
+    return results
+
+
+def _drift_result(drift: Sequence[Difference]) -> dg.AssetCheckResult:
+    if not drift:
+        return dg.AssetCheckResult(check_name=DRIFT, passed=True, description="built as declared")
+    fields = ", ".join(f"{each.artifact} {each.field}" for each in drift[:5])
+    rows: list[dict[str, Scalar]] = [
+        {"kind": each.kind, "artifact": each.artifact, "field": each.field, "recorded": each.recorded, "declared": each.declared}
+        for each in drift
+    ]
+    return dg.AssetCheckResult(
+        check_name=DRIFT,
+        passed=False,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=html.escape(f"served as it was built; since then changed: {fields}"),
+        metadata={"differences": table(rows), "difference_count": dg.MetadataValue.int(len(drift))},
+    )
+
+
+def table(rows: Sequence[dict[str, Scalar]]) -> dg.TableMetadataValue:
+    """Rows of text and numbers as an inline table; text is escaped, since it may come from data."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    escaped = [{name: _cell(row.get(name, "")) for name in columns} for row in rows]
+    return dg.MetadataValue.table(
+        records=[dg.TableRecord(row) for row in escaped],
+        schema=dg.TableSchema(columns=[dg.TableColumn(name, _column_type(rows, name)) for name in columns]),
+    )
+
+
+def _cell(value: Scalar) -> Scalar:
+    return html.escape(value) if isinstance(value, str) else value
+
+
+def _column_type(rows: Sequence[dict[str, Scalar]], name: str) -> str:
+    kinds = {type(row[name]) for row in rows if name in row}
+    return {bool: "bool", int: "int", float: "float"}.get(kinds.pop(), "string") if len(kinds) == 1 else "string"
+
+
+def _scalar(value: Scalar) -> dg.MetadataValue:
+    if isinstance(value, bool):
+        return dg.MetadataValue.bool(value)
+    if isinstance(value, int):
+        return dg.MetadataValue.int(value)
+    return dg.MetadataValue.float(value) if isinstance(value, float) else dg.MetadataValue.text(value)
+
+
+def _plot(png: bytes, name: str, address: str) -> dg.MetadataValue:
+    if len(png) > PLOT_LIMIT_BYTES:
+        return dg.MetadataValue.path(address)
+    return dg.MetadataValue.md(f"![{name}](data:image/png;base64,{base64.b64encode(png).decode()})")

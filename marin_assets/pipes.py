@@ -1,0 +1,68 @@
+"""Reads a job's Dagster Pipes messages from its folder, in the asset's own thread, from the beginning at every attach."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dagster import PipesMessageReader
+from dagster._core.pipes.context import PipesMessageHandler
+from dagster_pipes import PipesParams
+
+
+class JobMessageReader(PipesMessageReader):
+    """Hands standard messages to Dagster, and `report_custom_message` payloads to `on_message`.
+
+    No thread: whoever waits for the job calls `pump`. Dagster's own file reader needs a thread, whose errors surface late,
+    and a file of its own making, which nobody could find again after the run worker was lost.
+    """
+
+    def __init__(self, folder: Path, on_message: Callable[[Mapping[str, Any]], None]) -> None:
+        self._messages = _Tail(folder / "messages")
+        self._log = _Tail(folder / "log")
+        self._on_message = on_message
+        self._handler: PipesMessageHandler | None = None
+
+    @contextmanager
+    def read_messages(self, handler: PipesMessageHandler) -> Iterator[PipesParams]:
+        self._handler = handler
+        yield {"path": str(self._messages.path)}
+
+    def pump(self) -> None:
+        """Handle everything that arrived since the last call; the job's log goes to stdout, which the UI keeps per step."""
+        assert self._handler is not None, "pump is called inside the session"  # noqa: S101
+        for line in self._messages.lines():
+            message = json.loads(line)
+            if message.get("method") == "report_custom_message":
+                self._on_message(message["params"]["payload"])
+            else:
+                self._handler.handle_message(message)
+        for line in self._log.lines():
+            sys.stdout.write(line)
+        sys.stdout.flush()
+
+    def no_messages_debug_text(self) -> str:
+        return f"Tried to read messages from {self._messages.path}; the job's log beside it may say why there are none."
+
+
+class _Tail:
+    """Complete lines of a growing file; a line still being written waits for its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def lines(self) -> Iterator[str]:
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield line.decode(errors="replace")

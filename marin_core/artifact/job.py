@@ -1,0 +1,39 @@
+"""The job spec: the one document from which a job process builds one artifact."""
+
+from typing import Any, Literal
+
+from marin_core.artifact.identity import ArtifactId
+from marin_core.artifact.record import Input
+from marin_core.config import Config
+
+
+class JobSpec(Config):
+    """What `python -m marin_jobs <spec URI>` reads.
+
+    Attributes:
+        job: module of `marin_jobs` to run.
+        prefix: store prefix; the artifact is built at `{prefix}/{name}/{version}[/{partition}]`.
+        config: the job's configuration at this place.
+        identity: the document behind `fingerprint` (see `Record.identity`).
+        inputs: committed inputs as the launcher found them; the job refuses inputs that changed since.
+        attempt: number of this try, from 1.
+        scratch: folder of this job on the machine that runs it.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str
+    version: str
+    partition: str | None
+    job: str
+    prefix: str
+    config: dict[str, Any]
+    fingerprint: str
+    identity: dict[str, Any]
+    inputs: tuple[Input, ...]
+    attempt: int
+    scratch: str
+    dagster_run_id: str | None = None
+
+    @property
+    def id(self) -> ArtifactId:
+        return ArtifactId(self.name, self.version, self.partition)

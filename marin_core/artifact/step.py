@@ -1,0 +1,177 @@
+"""`ArtifactStep`: the lazy handle of an artifact. Making one does no work and no I/O."""
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from marin_core.artifact.canonical import identity_value
+from marin_core.artifact.identity import DEV, ArtifactId
+from marin_core.config import Config
+from marin_core.errors import ConfigError
+
+_LIBRARY = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+class Resources(Config):
+    """What a job needs; never part of an artifact's identity.
+
+    Attributes:
+        cpus: processor cores that the job keeps busy.
+        pool: Dagster concurrency pool whose slots the job competes for; None = only the run queue limits it.
+    """
+
+    cpus: int = Field(default=1, ge=1)
+    pool: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckDeclaration:
+    """An asset check that every build of the artifact reports; `blocking` ones stop what is downstream."""
+
+    name: str
+    description: str
+    blocking: bool = False
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """Where an artifact is built: everything that may differ between two machines and must not enter its identity.
+
+    `build_config` takes addresses and the partition key from here and literals from the experiment. With `prefix=None`
+    the context is symbolic: it answers with stable placeholders, and the configuration built from it is the identity.
+    """
+
+    step: "ArtifactStep"
+    prefix: str | None
+    key: str | None = None
+
+    def address(self, dep: "ArtifactStep") -> str:
+        """URL of a declared dependency; of a family, the folder that holds its partitions.
+
+        Raises:
+            ConfigError: if `dep` was not declared in the step's `deps`.
+        """
+        if dep not in self.step.deps:
+            raise ConfigError(
+                f"{self.step.id} reads {dep.id}, which is not among its deps",
+                advice=f"Add the handle of {dep.id} to deps where {self.step.id} is made ({self.step.declared_at}).",
+            )
+        return f"artifact:{dep.id}" if self.prefix is None else f"{self.prefix}/{dep.id.path}"
+
+    def members(self, dep: "ArtifactStep") -> tuple[str, ...]:
+        """URLs of everything that this build reads of a dependency (see `ArtifactStep.reads`), in partition order."""
+        address = self.address(dep)
+        if not dep.partitions:
+            return (address,)
+        if dep.partitions == self.step.partitions:
+            return (f"{address}/{self.partition}",)
+        return tuple(f"{address}/{key}" for key in dep.partitions)
+
+    @property
+    def partition(self) -> str:
+        """Key of the partition being built."""
+        if not self.step.partitions:
+            raise ConfigError(f"{self.step.id} has no partitions", advice="Declare partitions, or don't read ctx.partition.")
+        if self.prefix is None:
+            return "partition:key"
+        if self.key is None:
+            raise ConfigError(f"{self.step.id} is a family", advice=f"Choose one of its partitions: {', '.join(self.step.partitions)}.")
+        return self.key
+
+
+@dataclass(frozen=True, eq=False)
+class ArtifactStep:
+    """A lazy handle: what an artifact is called, what it is made from, and the job that makes it.
+
+    Attributes:
+        name: path like `tokenized/python_code`.
+        version: calendar version, label, or `dev`.
+        job: module of `marin_jobs` that builds it.
+        build_config: pure function from a `StepContext` to the job's configuration.
+        deps: handles of everything it reads.
+        partitions: keys of the family's members; empty for a single artifact.
+        resources: what the job needs (not identity).
+        checks: asset checks that every build reports.
+        description: one sentence for the catalogue.
+        owner: e-mail address or `team:name`.
+        kinds: technology labels shown in the UI.
+        declared_at: `file:line` of the experiment that made the handle.
+    """
+
+    name: str
+    version: str
+    job: str
+    build_config: Callable[[StepContext], Config]
+    deps: tuple["ArtifactStep", ...] = ()
+    partitions: tuple[str, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    checks: tuple[CheckDeclaration, ...] = ()
+    description: str = ""
+    owner: str = "team:lab"
+    kinds: tuple[str, ...] = ()
+    declared_at: str = field(default_factory=lambda: caller_outside_library())
+
+    def __post_init__(self) -> None:
+        for key in self.partitions:
+            ArtifactId(self.name, self.version, key)
+        if len(set(self.partitions)) != len(self.partitions):
+            raise ConfigError(f"{self.id} lists a partition key twice", advice="Give every partition a key of its own.")
+        if self.version != DEV:
+            mutable = [str(dep.id) for dep in self.deps if dep.version == DEV]
+            if mutable:
+                raise ConfigError(
+                    f"{self.id} has a fixed version but depends on {', '.join(mutable)}",
+                    advice="Give the dependency a fixed version, or make this artifact 'dev' too.",
+                )
+        _ = self.own_identity  # a bad literal fails here, where the experiment made the handle
+
+    @cached_property
+    def id(self) -> ArtifactId:
+        return ArtifactId(self.name, self.version)
+
+    @property
+    def stage(self) -> str:
+        """First part of the name: raw, filtered, tokenized, checkpoints, …"""
+        return self.name.split("/")[0]
+
+    @cached_property
+    def own_identity(self) -> dict[str, Any]:
+        """What this step alone says about its artifact: job and configuration, with placeholders for all context values."""
+        config = identity_value(self.build_config(StepContext(self, prefix=None)))
+        return {"job": self.job, "config": config, "deps": sorted(str(dep.id) for dep in self.deps)}
+
+    def config(self, prefix: str, partition: str | None = None) -> Config:
+        """The job's real configuration at a place."""
+        return self.build_config(StepContext(self, prefix=prefix.rstrip("/"), key=partition))
+
+    def ids(self) -> tuple[ArtifactId, ...]:
+        """The artifacts behind this handle: itself, or every member of the family."""
+        if not self.partitions:
+            return (self.id,)
+        return tuple(ArtifactId(self.name, self.version, key) for key in self.partitions)
+
+    def reads(self, dep: "ArtifactStep", partition: str | None) -> tuple[ArtifactId, ...]:
+        """Which members of a dependency one build reads: its own shard of a family cut alike, else all of them."""
+        if dep.partitions and dep.partitions == self.partitions and partition is not None:
+            return (ArtifactId(dep.name, dep.version, partition),)
+        return dep.ids()
+
+    def __repr__(self) -> str:
+        return f"<{self.id}>"
+
+
+def caller_outside_library() -> str:
+    """`file:line` of the nearest caller that is not part of marin_core: the line of the experiment."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(("<", _LIBRARY)):
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown"

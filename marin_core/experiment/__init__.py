@@ -1,0 +1,31 @@
+"""What a researcher writes an experiment with: functions that return lazy handles. Nothing here does any work."""
+
+from marin_core.data.config import CodeQuality, GopherQuality, GopherRepetition, LocalFiles, MinCharacters, PythonStdlib
+from marin_core.experiment.data import filtered, mixture, raw_source, tokenized, tokenizer
+from marin_core.experiment.evaluation import eval_tasks, evaluate, ngram_baseline
+from marin_core.experiment.experiment import Experiment, experiment
+from marin_core.experiment.training import train_lm
+from marin_core.model.config import moe_tiny
+from marin_core.train.config import OptimizerConfig
+
+__all__ = [
+    "CodeQuality",
+    "Experiment",
+    "GopherQuality",
+    "GopherRepetition",
+    "LocalFiles",
+    "MinCharacters",
+    "OptimizerConfig",
+    "PythonStdlib",
+    "eval_tasks",
+    "evaluate",
+    "experiment",
+    "filtered",
+    "mixture",
+    "moe_tiny",
+    "ngram_baseline",
+    "raw_source",
+    "tokenized",
+    "tokenizer",
+    "train_lm",
+]

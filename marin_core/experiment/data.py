@@ -1,0 +1,148 @@
+"""Handles of the data path: raw source → filtered shards → tokenizer → token caches → mixture."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from marin_core.artifact.step import ArtifactStep, CheckDeclaration, StepContext
+from marin_core.data.config import FilterConfig, FilterRule, IngestConfig, MixtureConfig, Policy, Source, TokenizeConfig, TokenizerConfig
+from marin_core.errors import ConfigError
+from marin_core.experiment.jobs import FilterJob, IngestJob, MixtureJob, TokenizeJob, TokenizerJob
+
+HELD_OUT_PER_10000 = 200
+"""Share of documents, chosen by content, that no model is trained on; one default for every function that splits."""
+
+DATA_TEAM = "team:data"
+
+
+def raw_source(
+    name: str, version: str, source: Source, *, license: str, policy: Policy = "TRAINING_ALLOWED", description: str = ""
+) -> ArtifactStep:
+    """Bytes as found at a source, with checksums, licence (SPDX) and use policy."""
+    config = IngestConfig(source=source, license=license, policy=policy, name=name)
+    return ArtifactStep(
+        name,
+        version,
+        job="ingest",
+        build_config=lambda ctx: IngestJob(ingest=config),
+        kinds=("gzip",),
+        owner=DATA_TEAM,
+        description=description or f"Raw documents from {source.kind}, licence {license}.",
+    )
+
+
+def filtered(
+    name: str,
+    version: str,
+    raw: ArtifactStep,
+    *,
+    shards: int,
+    domains: Sequence[str] = (),
+    filters: Sequence[FilterRule] = (),
+    description: str = "",
+) -> ArtifactStep:
+    """A family of shards with the documents that pass every rule; what was dropped is kept beside them with the reason."""
+    config = FilterConfig(domains=tuple(domains), filters=tuple(filters), shards=shards)
+    return ArtifactStep(
+        name,
+        version,
+        job="filter",
+        build_config=lambda ctx: FilterJob(raw=ctx.address(raw), shard=ctx.partition, filter=config),
+        deps=(raw,),
+        partitions=tuple(f"{shard:05d}" for shard in range(shards)),
+        kinds=("datatrove", "parquet"),
+        owner=DATA_TEAM,
+        checks=(CheckDeclaration("counts_add_up", "Documents in = kept + dropped + rejected.", blocking=True),),
+        description=description or f"Documents of {raw.name} ({', '.join(domains) or 'all domains'}) that pass {len(filters)} rules.",
+    )
+
+
+def tokenizer(name: str, version: str, documents: Sequence[ArtifactStep], *, vocab_size: int, description: str = "") -> ArtifactStep:
+    """A byte-level BPE tokenizer trained on filtered documents."""
+    config = TokenizerConfig(vocab_size=vocab_size)
+    deps = tuple(documents)
+    return ArtifactStep(
+        name,
+        version,
+        job="tokenizer",
+        build_config=lambda ctx: TokenizerJob(shards=tuple(url for dep in deps for url in ctx.members(dep)), tokenizer=config),
+        deps=deps,
+        kinds=("tokenizers",),
+        owner=DATA_TEAM,
+        description=description or f"Byte-level BPE with {vocab_size} entries.",
+    )
+
+
+def tokenized(
+    name: str,
+    version: str,
+    documents: ArtifactStep,
+    tokenizer: ArtifactStep,
+    *,
+    split: Literal["train", "held_out", "all"] = "train",
+    held_out_per_10000: int = HELD_OUT_PER_10000,
+    description: str = "",
+) -> ArtifactStep:
+    """A token cache. The training split has a part for each shard; the held-out split is one part with all its documents."""
+    config = TokenizeConfig(split=split, held_out_per_10000=held_out_per_10000)
+    family = split != "held_out"
+
+    def build_config(ctx: StepContext) -> TokenizeJob:
+        return TokenizeJob(
+            shards=ctx.members(documents),
+            tokenizer=ctx.address(tokenizer),
+            part=ctx.partition if family else "00000",
+            tokenize=config,
+        )
+
+    return ArtifactStep(
+        name,
+        version,
+        job="tokenize",
+        build_config=build_config,
+        deps=(documents, tokenizer),
+        partitions=documents.partitions if family else (),
+        kinds=("tokenizers", "zarr"),
+        owner=DATA_TEAM,
+        description=description or f"Token ids of {documents.name}, {split.replace('_', '-')} documents.",
+    )
+
+
+def mixture(
+    name: str,
+    version: str,
+    weights: Mapping[ArtifactStep, float],
+    *,
+    sequence_length: int,
+    seed: int = 0,
+    description: str = "",
+) -> ArtifactStep:
+    """Token caches in proportion: `{cache: weight}`. The order of training is a pure function of this artifact and the step."""
+    components = {component_name(cache): cache for cache in weights}
+    if len(components) < len(weights):
+        raise ConfigError(
+            f"{name}@{version} mixes two versions of one cache: {', '.join(str(cache.id) for cache in weights)}",
+            advice="Mix each cache once.",
+        )
+    config = MixtureConfig(
+        weights={component_name(cache): weight for cache, weight in weights.items()}, sequence_length=sequence_length, seed=seed
+    )
+    return ArtifactStep(
+        name,
+        version,
+        job="mixture",
+        build_config=lambda ctx: MixtureJob(components={name: ctx.members(cache) for name, cache in components.items()}, mixture=config),
+        deps=tuple(weights),
+        kinds=("numpy",),
+        owner=DATA_TEAM,
+        description=description or f"Mixture of {', '.join(components)}.",
+    )
+
+
+def component_name(cache: ArtifactStep) -> str:
+    """Name of a cache within a mixture: its path without the stage."""
+    return "/".join(cache.name.split("/")[1:]).replace("/", ".") or cache.name
+
+
+def mixture_components(mixture: ArtifactStep) -> dict[str, ArtifactStep]:
+    """The caches of a mixture handle by component name."""
+    return {component_name(cache): cache for cache in mixture.deps}

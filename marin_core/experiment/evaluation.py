@@ -1,0 +1,130 @@
+"""Handles of evaluation: local tasks, the n-gram baseline, and scores of every checkpoint of a run."""
+
+from collections.abc import Mapping
+
+from marin_core.artifact.step import ArtifactStep, CheckDeclaration, StepContext
+from marin_core.errors import ConfigError
+from marin_core.evaluate.config import EvaluateConfig, NgramConfig, TaskSetConfig
+from marin_core.experiment.data import HELD_OUT_PER_10000, mixture_components
+from marin_core.experiment.jobs import EvaluateJob, NgramJob, TasksJob, TokenizeJob
+from marin_core.experiment.training import checkpoint_keys
+
+EVALUATION_TEAM = "team:evaluation"
+
+
+def eval_tasks(
+    name: str,
+    version: str,
+    documents: Mapping[str, ArtifactStep],
+    *,
+    tasks: TaskSetConfig | None = None,
+    held_out_per_10000: int = HELD_OUT_PER_10000,
+    description: str = "",
+) -> ArtifactStep:
+    """Multiple-choice tasks for lm-evaluation-harness, made from the held-out documents of filtered families: `{domain: family}`."""
+    config = tasks or TaskSetConfig()
+    families = dict(documents)
+    return ArtifactStep(
+        name,
+        version,
+        job="tasks",
+        build_config=lambda ctx: TasksJob(
+            shards={domain: ctx.members(family) for domain, family in families.items()},
+            held_out_per_10000=held_out_per_10000,
+            tasks=config,
+        ),
+        deps=tuple(families.values()),
+        kinds=("json",),
+        owner=EVALUATION_TEAM,
+        description=description or "Multiple-choice tasks from held-out documents.",
+    )
+
+
+def ngram_baseline(
+    name: str,
+    version: str,
+    data: ArtifactStep,
+    *,
+    held_out: Mapping[str, ArtifactStep],
+    ngram: NgramConfig | None = None,
+    description: str = "",
+) -> ArtifactStep:
+    """An n-gram model of a mixture's training tokens, scored on the held-out caches `{domain: cache}`: the bar to clear."""
+    config = ngram or NgramConfig()
+    components = mixture_components(data)
+    held = dict(held_out)
+    return ArtifactStep(
+        name,
+        version,
+        job="ngram",
+        build_config=lambda ctx: NgramJob(
+            components={component: ctx.members(cache) for component, cache in components.items()},
+            held_out={domain: ctx.address(cache) for domain, cache in held.items()},
+            ngram=config,
+        ),
+        deps=tuple(dict.fromkeys([*components.values(), *held.values()])),
+        kinds=("numpy",),
+        owner=EVALUATION_TEAM,
+        description=description or f"Interpolated {config.order}-gram model of {data.name}.",
+    )
+
+
+def evaluate(
+    name: str,
+    version: str,
+    run: ArtifactStep,
+    *,
+    held_out: Mapping[str, ArtifactStep],
+    tasks: ArtifactStep,
+    baseline: ArtifactStep,
+    config: EvaluateConfig | None = None,
+    description: str = "",
+) -> ArtifactStep:
+    """Scores of every permanent checkpoint of a run, one partition a checkpoint: bits per byte on `{domain: cache}`, and tasks."""
+    settings = config or EvaluateConfig()
+    held = dict(held_out)
+    tokenizer = _tokenizer_of(name, held)
+
+    def build_config(ctx: StepContext) -> EvaluateJob:
+        return EvaluateJob(
+            run=ctx.address(run),
+            checkpoint=ctx.partition,
+            tokenizer=ctx.address(tokenizer),
+            held_out={domain: ctx.address(cache) for domain, cache in held.items()},
+            baseline=ctx.address(baseline),
+            tasks=ctx.address(tasks),
+            evaluate=settings,
+        )
+
+    return ArtifactStep(
+        name,
+        version,
+        job="evaluate",
+        build_config=build_config,
+        deps=(run, tokenizer, *held.values(), baseline, tasks),
+        partitions=checkpoint_keys(run),
+        kinds=("jax", "lm-eval"),
+        owner=EVALUATION_TEAM,
+        checks=(
+            CheckDeclaration("finite_scores", "Every score is a finite number."),
+            CheckDeclaration("beats_ngram_baseline", "Fewer bits per byte than the n-gram model on the same documents."),
+        ),
+        description=description or f"Bits per byte and task accuracy of every checkpoint of {run.name}.",
+    )
+
+
+def _tokenizer_of(name: str, held_out: Mapping[str, ArtifactStep]) -> ArtifactStep:
+    """The one tokenizer behind all held-out caches."""
+    found: dict[str, ArtifactStep] = {}
+    for cache in held_out.values():
+        if not isinstance(cache.config("identity:"), TokenizeJob) or cache.partitions:
+            raise ConfigError(
+                f"{name} scores {cache.id}, which is no held-out token cache", advice="Make it with tokenized(…, split='held_out')."
+            )
+        found[str(cache.deps[1].id)] = cache.deps[1]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{name} scores held-out caches of {len(found)} tokenizers: {', '.join(found) or 'none given'}",
+            advice="Give held-out caches of one tokenizer.",
+        )
+    return next(iter(found.values()))

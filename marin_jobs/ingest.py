@@ -1,0 +1,10 @@
+"""Fetch or generate a raw source."""
+
+from marin_core.data.ingest import ingest
+from marin_core.experiment.jobs import IngestJob
+from marin_core.report import Report
+from marin_jobs.runtime import JobContext
+
+
+def run(job: JobContext) -> Report:
+    return ingest(job.config(IngestJob).ingest, job.output, job.reporter)

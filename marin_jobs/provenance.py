@@ -1,0 +1,77 @@
+"""What a record says about code, machine and cost."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+
+from marin_core.artifact.record import Code, Usage
+
+_PROJECT = Path(__file__).resolve().parents[1]
+_PACKAGES = (
+    "dagster-pipes",
+    "datatrove",
+    "flax",
+    "jax",
+    "jaxlib",
+    "lm-eval",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "tensorstore",
+    "tokenizers",
+)
+
+
+def cpu_count() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def code_state() -> Code:
+    """Git commit and cleanliness of the project's checkout, and the versions of the packages that decide results."""
+    installed = {name: dist.version for dist in distributions() if (name := dist.name.lower()) in _PACKAGES}
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return Code(packages=installed)
+    return Code(git_commit=commit, dirty=bool(_git("status", "--porcelain")), packages=installed)
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=_PROJECT, capture_output=True, text=True, timeout=20, check=True)  # noqa: S607
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Measures what a job costs, child processes included."""
+
+    started_at: str
+    wall: float
+    cpu: float
+
+    @classmethod
+    def start(cls) -> "Clock":
+        return cls(datetime.now(UTC).isoformat(), time.monotonic(), _cpu_seconds())
+
+    def usage(self) -> Usage:
+        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB elsewhere
+        peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return Usage(
+            wall_seconds=round(time.monotonic() - self.wall, 3),
+            cpu_seconds=round(_cpu_seconds() - self.cpu, 3),
+            peak_memory_bytes=peak * unit,
+        )
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
