@@ -1,0 +1,1 @@
+"""Where raw documents come from: one module a source."""
