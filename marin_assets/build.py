@@ -146,7 +146,7 @@ class _Build:
                 job=job_name(self._artifact, self._store.address(self._artifact), number, now),
                 fingerprint=self._graph.fingerprint(self._step),
                 submitted_at=now,
-                dagster_run_id=self._context.run_id,
+                dagster_run_id=self._context.run.run_id,
             )
             if self._store.begin_attempt(self._artifact, attempt):
                 return attempt
@@ -185,7 +185,7 @@ class _Build:
             inputs=tuple(record.as_input() for record in inputs.values()),
             attempt=attempt.number,
             scratch=str(handle.folder),
-            dagster_run_id=self._context.run_id,
+            dagster_run_id=self._context.run.run_id,
         )
 
     def _receive(self, message: Mapping[str, Any]) -> None:
@@ -210,7 +210,7 @@ class _Build:
             )
 
     def _stop_is_meant_for_the_job(self) -> bool:
-        run = self._context.instance.get_run_by_id(self._context.run_id)
+        run = self._context.instance.get_run_by_id(self._context.run.run_id)
         if run is None:
             return False
         canceling = run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import Event
 from typing import Any, TextIO
 
 from dagster_pipes import PipesContext, open_dagster_pipes
@@ -16,28 +17,26 @@ PROGRESS_INTERVAL_SECONDS = 1.0
 class JobReporter:
     """A `Reporter` over Dagster Pipes. Progress and metrics travel as custom messages: `{"kind": …}`."""
 
-    def __init__(self, pipes: "PipesContext | None", log: TextIO = sys.stdout) -> None:
+    def __init__(self, pipes: "PipesContext | None", stop: Event, log: TextIO = sys.stdout) -> None:
         self._pipes = pipes
+        self._stop = stop
         self._log = log
-        self._stop = False
         self._last_progress = 0.0
         self._started = time.monotonic()
         self._first_done: int | None = None
 
     @classmethod
     @contextmanager
-    def open(cls) -> Iterator["JobReporter"]:
+    def open(cls, stop: Event) -> Iterator["JobReporter"]:
+        """A reporter on Dagster's channel if Dagster launched this process; `stop` is set by whoever wants the job to end."""
         if "DAGSTER_PIPES_CONTEXT" not in os.environ:
-            yield cls(None)
+            yield cls(None, stop)
             return
         with open_dagster_pipes() as pipes:
-            yield cls(pipes)
-
-    def ask_to_stop(self) -> None:
-        self._stop = True
+            yield cls(pipes, stop)
 
     def stop_requested(self) -> bool:
-        return self._stop
+        return self._stop.is_set()
 
     def log(self, message: str) -> None:
         print(message, file=self._log, flush=True)

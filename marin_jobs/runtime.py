@@ -6,14 +6,14 @@ import platform
 import shutil
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 import fsspec
 
@@ -70,6 +70,8 @@ class JobContext:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the job named by the spec at the given path or URL; returns the exit code."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())  # finish the step, save, then end with `PreemptedError`
     if len(arguments) != 1:
         print("usage: python -m marin_jobs <spec URI>", file=sys.stderr)
         return ExitCode.BAD_CONFIG
@@ -80,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"the job spec {arguments[0]} can't be read: {error}", file=sys.stderr)
         return ExitCode.BAD_CONFIG
     scratch = Path(spec.scratch)
-    with JobReporter.open() as reporter, _sigterm_asks_to_stop(reporter):
+    with JobReporter.open(stop) as reporter:
         code, message = _run(spec, scratch, reporter)
         if message:
             print(message, file=sys.stderr, flush=True)
@@ -166,7 +168,7 @@ def _prepare_output(spec: JobSpec, store: Store, scratch: Path, *, resumable: bo
 
 def _record(spec: JobSpec, report: Report, output: Path, clock: Clock) -> Record:
     files = tuple(
-        File(path=path.relative_to(output).as_posix(), size=path.stat().st_size, sha256=file_sha256(str(path)))
+        File(path=path.relative_to(output).as_posix(), size=path.stat().st_size, sha256=file_sha256(path))
         for path in sorted(output.rglob("*"))
         if path.is_file() and path.relative_to(output).parts[0] != META
     )
@@ -204,17 +206,3 @@ def _write_outcome(scratch: Path, code: int, message: str | None) -> None:
     temporary = scratch / "outcome.tmp"
     temporary.write_text(json.dumps({"exit_code": int(code), "message": message}))
     temporary.replace(scratch / "outcome.json")
-
-
-@contextmanager
-def _sigterm_asks_to_stop(reporter: JobReporter) -> Iterator[None]:
-    """SIGTERM only sets a flag: the job finishes its step, saves, and ends with `PreemptedError` (exit 143)."""
-
-    def ask(signum: int, frame: FrameType | None) -> None:
-        reporter.ask_to_stop()
-
-    before: Any = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,5 +1,10 @@
 """Turn filtered shards into one part of a token cache."""
 
+import os
+
+# Parallelism is one process a shard; the library's own threads cost more than they bring. Read when it is first imported.
+os.environ.setdefault("RAYON_NUM_THREADS", "1")
+
 from marin_core.data.tokenize import tokenize_shard
 from marin_core.experiment.jobs import TokenizeJob
 from marin_core.report import Report

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import dagster as dg
@@ -125,7 +126,7 @@ def _execute(artifact: ArtifactId) -> Outcome:
     from dagster._core.definitions.reconstruct import ReconstructableRepository
 
     started = time.monotonic()
-    repository = ReconstructableRepository.for_module(DEFINITIONS_MODULE, "defs", working_directory=os.getcwd())
+    repository = ReconstructableRepository.for_module(DEFINITIONS_MODULE, "defs", working_directory=str(Path.cwd()))
     key = asset_key(artifact.family)
     job = repository.get_definition().get_implicit_job_def_for_assets([key])
     assert job is not None, "one asset always has an implicit job"  # noqa: S101

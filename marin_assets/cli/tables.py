@@ -8,7 +8,7 @@ from rich.table import Table
 from marin_assets.cli.materialize import Outcome
 from marin_assets.lab import default_prefix
 from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, Record, Store
-from marin_core.artifact.drift import DriftFinder
+from marin_core.artifact.drift import Difference, DriftFinder
 
 SHOWN_METRICS = {
     "train": ("loss_start", "loss_end", "load_cv_start", "load_cv_end"),
@@ -25,7 +25,7 @@ def print_artifacts(console: Console, graph: ArtifactGraph, chosen: Sequence[Art
     table = Table(title="artifacts", title_justify="left")
     for column in ("artifact", "state", "fingerprint", "size", "build time", "address"):
         table.add_column(column, overflow="fold")
-    drifted = []
+    drifted: list[tuple[ArtifactStep, Difference]] = []
     for step, members in _families(graph, chosen):
         records = [record for member in members if (record := finder.record(member)) is not None]
         differences = dict.fromkeys(each for record in records for each in finder.of(record.id))

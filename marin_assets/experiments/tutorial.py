@@ -32,7 +32,7 @@ code_train = tokenized("tokenized/python_code", V, code, bpe)
 docs_train = tokenized("tokenized/python_docs", V, docs, bpe)
 held_out = {
     "code": tokenized("tokenized/python_code_held_out", V, code, bpe, split="held_out"),
-    "docs": tokenized("tokenized/python_docs_held_out", V, docs, bpe, split="held_out"),
+    "prose": tokenized("tokenized/python_docs_held_out", V, docs, bpe, split="held_out"),
 }
 data = mixture("mixtures/python", V, {code_train: 0.7, docs_train: 0.3}, sequence_length=128)
 
@@ -52,7 +52,7 @@ scores = evaluate(
     V,
     run,
     held_out=held_out,
-    tasks=eval_tasks("eval_tasks/python", V, {"code": code, "docs": docs}),
+    tasks=eval_tasks("eval_tasks/python", V, {"code": code, "prose": docs}),
     baseline=ngram_baseline("baselines/python_trigram", V, data, held_out=held_out),
 )
 

@@ -71,18 +71,18 @@ class LocalLauncher:
             return self._not_started(handle)
         return self._outcome(handle) or self._without_outcome(handle)  # it may have ended between the two looks
 
-    def cancel(self, handle: Handle) -> None:
+    def cancel(self, handle: Handle, grace_seconds: float = CANCEL_GRACE_SECONDS) -> None:
         process = self._process(handle)
         if process is None:
             return
         tree = [process, *process.children(recursive=True)]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        _, alive = psutil.wait_procs(tree, timeout=CANCEL_GRACE_SECONDS)
+        _, alive = psutil.wait_procs(tree, timeout=grace_seconds)
         for survivor in alive:
             with suppress(psutil.NoSuchProcess):
                 survivor.kill()
-        psutil.wait_procs(alive, timeout=CANCEL_GRACE_SECONDS)
+        psutil.wait_procs(alive, timeout=grace_seconds)
 
     def logs(self, handle: Handle, tail_lines: int) -> str:
         try:
@@ -130,6 +130,8 @@ class LocalLauncher:
         code = child.returncode if child is not None else None
         if code is not None and code > 0:  # it ended before the runtime could speak: a broken installation
             return Observation(State.FAILED, code, self.logs(handle, 5))
+        if code == -signal.SIGTERM:
+            return Observation(State.PREEMPTED, code, "the job was asked to stop before it had begun")
         how = f"killed by {signal.Signals(-code).name}" if code else "gone without a word"
         return Observation(State.VANISHED, code, f"the job's process was {how}")
 

@@ -50,14 +50,14 @@ def identity_value(value: Any, *, where: str = "config") -> Any:
     )
 
 
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys, no spaces, shortest float form; the input must consist of plain JSON values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+def canonical_json(value: Any) -> bytes:
+    """UTF-8 JSON with sorted keys, no spaces, shortest float form; the input must consist of plain JSON values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: Any) -> str:
     """SHA-256 of the canonical JSON, 64 lower-case hex digits."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The record of an artifact: written last, once, it *is* the commit."""
 
 import hashlib
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -141,8 +142,9 @@ def manifest_digest(files: tuple[File, ...]) -> str:
     return digest([[file.path, file.size, file.sha256] for file in sorted(files, key=lambda file: file.path)])
 
 
-def file_sha256(path: str) -> str:
-    with open(path, "rb") as file:  # noqa: PTH123 (file_digest wants the raw file)
+def file_sha256(path: Path) -> str:
+    """Lower-case hex SHA-256 of a file, read as a stream."""
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

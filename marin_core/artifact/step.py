@@ -141,10 +141,15 @@ class ArtifactStep:
         return self.name.split("/")[0]
 
     @cached_property
+    def symbolic_config(self) -> Config:
+        """The job's configuration with placeholders for everything that depends on the place."""
+        return self.build_config(StepContext(self, prefix=None))
+
+    @cached_property
     def own_identity(self) -> dict[str, Any]:
-        """What this step alone says about its artifact: job and configuration, with placeholders for all context values."""
-        config = identity_value(self.build_config(StepContext(self, prefix=None)))
-        return {"job": self.job, "config": config, "deps": sorted(str(dep.id) for dep in self.deps)}
+        """What this step alone says about its artifact: job and configuration, without the fingerprints upstream."""
+        deps = sorted(str(dep.id) for dep in self.deps)
+        return {"job": self.job, "config": identity_value(self.symbolic_config), "deps": deps}
 
     def config(self, prefix: str, partition: str | None = None) -> Config:
         """The job's real configuration at a place."""

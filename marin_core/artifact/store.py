@@ -151,7 +151,7 @@ class Store:
     def _read(self, path: str) -> bytes | None:
         try:
             return bytes(self._fs.cat_file(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise InfrastructureError(f"{path} can't be read: {error}", advice="Try again when the store answers.") from error
@@ -178,7 +178,7 @@ class Store:
 
 
 def _document(document: Record | Attempt) -> bytes:
-    return canonical_json(document.model_dump(mode="json")).encode()
+    return canonical_json(document.model_dump(mode="json"))
 
 
 def _create_local(path: Path, data: bytes) -> bool:

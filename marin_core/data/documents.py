@@ -9,14 +9,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
-from marin_core.data.canonical import canonical_json, file_sha256
+from marin_core.artifact.canonical import canonical_json
+from marin_core.artifact.record import file_sha256
 from marin_core.data.config import Limits
 from marin_core.data.normal_form import document_id, normal_form
 from marin_core.data.streams import DamagedStreamError, Line, chunks, compression_of, lines
 from marin_core.data.units import Unit
 from marin_core.errors import DataError
 
-KEPT_METADATA = ("url", "lang", "license", "origin_id", "title")
+KEPT_METADATA = ("url", "lang", "license", "origin_id", "title", "group")
 """What a record may say about itself; `unit` and `offset` are added here."""
 
 SAMPLE_CHARACTERS = 200

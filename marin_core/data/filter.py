@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from marin_core.data.canonical import canonical_json, write_json
+from marin_core.artifact.canonical import canonical_json
 from marin_core.data.config import FilterConfig
 from marin_core.data.documents import Document, Rejection, UnitReader, sample_of
+from marin_core.data.files import write_json
 from marin_core.data.rules import Rule, make_rules
 from marin_core.data.shard import (
     SCHEMA_VERSION,

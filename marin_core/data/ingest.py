@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from marin_core.data.canonical import canonical_json, file_sha256, percent_encoded, safe_name
+from marin_core.artifact.canonical import canonical_json
+from marin_core.artifact.record import file_sha256
 from marin_core.data.config import IngestConfig, LocalFiles, PythonStdlib
+from marin_core.data.files import percent_encoded, safe_name
 from marin_core.data.sources import local_files, python_stdlib
 from marin_core.data.units import Unit, UnitList
 from marin_core.errors import ConfigError, PreemptedError

@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import Field
 
+from marin_core.artifact.canonical import canonical_json
 from marin_core.config import Config
 from marin_core.data.cache import LedgerPart, ledger_of
-from marin_core.data.canonical import canonical_json, write_json
 from marin_core.data.config import MixtureConfig
+from marin_core.data.files import write_json
 from marin_core.data.part import PartInfo, PartPolicy, PartTokenizer, read_info, same_tokens
 from marin_core.data.permutation import UNIT, integer_weights
 from marin_core.errors import ConfigError, DataError

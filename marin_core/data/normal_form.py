@@ -44,8 +44,3 @@ def normal_form(text: str) -> tuple[str, tuple[str, ...]]:
 def document_id(text: str) -> str:
     """xxh3-128 of the UTF-8 bytes: 32 lower-case hex digits, big-endian. Equal texts have equal ids and only they."""
     return xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def held_out(identity: str, per_10000: int) -> bool:
-    """Whether a document belongs to the held-out split: decided by its id alone, so it never moves when shards do."""
-    return xxhash.xxh3_64_intdigest(identity.encode()) % 10_000 < per_10000

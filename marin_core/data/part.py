@@ -16,7 +16,7 @@ import xxhash
 from pydantic import Field
 
 from marin_core.config import Config
-from marin_core.data.canonical import write_json
+from marin_core.data.files import write_json
 from marin_core.errors import ConfigError, DataError
 
 PART_FILE = "part.json"

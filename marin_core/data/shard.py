@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from marin_core.data.canonical import canonical_json
+from marin_core.artifact.canonical import canonical_json
 from marin_core.data.documents import Document, Rejection
 from marin_core.errors import DataError
 

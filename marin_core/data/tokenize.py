@@ -11,12 +11,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from marin_core.artifact.canonical import canonical_json
 from marin_core.data.cache import STREAM_TOKENS, TokenCache
-from marin_core.data.canonical import canonical_json
 from marin_core.data.config import TokenizeConfig
-from marin_core.data.normal_form import document_id, held_out
+from marin_core.data.normal_form import document_id
 from marin_core.data.part import PartInfo, PartPolicy, PartTokenizer, PartWriter, list_files, write_info
-from marin_core.data.shard import find_part, read_footer, read_part
+from marin_core.data.shard import find_part, read_footer
+from marin_core.data.split import documents
 from marin_core.data.tokenizer import LIBRARY, Tokenizer, load_tokenizer
 from marin_core.errors import DataError, MarinError, PreemptedError
 from marin_core.report import Check, Report, Reporter, Scalar
@@ -121,22 +122,19 @@ def _batches(config: TokenizeConfig, parts: Sequence[Path]) -> Iterator[tuple[li
     """Documents of the wanted split in batches of at most `batch_bytes` (or one document), with the rows read so far."""
     batch: list[_Text] = []
     size = rows = 0
-    for path in parts:
-        for columns in read_part(path):
-            for identity, text in zip(columns["id"], columns["text"], strict=True):
-                rows += 1
-                if config.split != "all" and held_out(identity, config.held_out_per_10000) != (config.split == "held_out"):
-                    continue
-                if document_id(text) != identity:
-                    raise DataError(
-                        f"document {identity} of {path.name!r} has a text with id {document_id(text)}", advice="Rebuild the filtered shard."
-                    )
-                text_bytes = len(text.encode())
-                if batch and size + text_bytes > config.batch_bytes:
-                    yield batch, rows - 1
-                    batch, size = [], 0
-                batch.append(_Text(identity, path.stem, text, text_bytes))
-                size += text_bytes
+    for document in documents(parts, config.split, config.held_out_per_10000):
+        if document_id(document.text) != document.id:
+            raise DataError(
+                f"document {document.id} of {document.part!r} has a text with id {document_id(document.text)}",
+                advice="Rebuild the filtered shard.",
+            )
+        text_bytes = len(document.text.encode())
+        if batch and size + text_bytes > config.batch_bytes:
+            yield batch, rows
+            batch, size = [], 0
+        batch.append(_Text(document.id, document.part, document.text, text_bytes))
+        size += text_bytes
+        rows = document.rows_read
     if batch:
         yield batch, rows
 

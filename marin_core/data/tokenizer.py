@@ -10,8 +10,9 @@ from typing import Any
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from marin_core.data.canonical import canonical_json, write_json
+from marin_core.artifact.canonical import canonical_json
 from marin_core.data.config import Specials, TokenizerConfig
+from marin_core.data.files import write_json
 from marin_core.data.probes import PROBES
 from marin_core.data.shard import find_part, read_part
 from marin_core.errors import ConfigError, DataError, PreemptedError

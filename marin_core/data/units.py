@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from marin_core.data.canonical import canonical_json, write_json
+from marin_core.artifact.canonical import canonical_json
+from marin_core.data.files import write_json
 from marin_core.errors import ConfigError, DataError
 
 UNITS_FILE = "units.json"

@@ -8,8 +8,20 @@ from marin_core.data.config import FilterConfig, FilterRule, IngestConfig, Mixtu
 from marin_core.errors import ConfigError
 from marin_core.experiment.jobs import FilterJob, IngestJob, MixtureJob, TokenizeJob, TokenizerJob
 
-HELD_OUT_PER_10000 = 200
-"""Share of documents, chosen by content, that no model is trained on; one default for every function that splits."""
+HELD_OUT_PER_10000 = 500
+"""Share of document groups, chosen by content, that no model is trained on; one default for every function that splits."""
+
+FAMILY_CHECK = CheckDeclaration("counts_add_up", "Documents in = kept + dropped + rejected.", blocking=True)
+CACHE_CHECKS = (
+    CheckDeclaration("reads_back", "The cache, read back from disk, has the ids that were written.", blocking=True),
+    CheckDeclaration("bos_once_a_document", "BOS stands at the beginning of every document and nowhere else.", blocking=True),
+    CheckDeclaration("eos_once_a_document", "EOS stands at the end of every document and nowhere else.", blocking=True),
+)
+TOKENIZER_CHECKS = (
+    CheckDeclaration("special_ids", "BOS, EOS and PAD have the ids that caches rely on.", blocking=True),
+    CheckDeclaration("round_trip", "Decoding what was encoded gives the same text.", blocking=True),
+    CheckDeclaration("vocab_size_reached", "Training found enough merges to fill the vocabulary."),
+)
 
 DATA_TEAM = "team:data"
 
@@ -26,6 +38,7 @@ def raw_source(
         build_config=lambda ctx: IngestJob(ingest=config),
         kinds=("gzip",),
         owner=DATA_TEAM,
+        checks=(CheckDeclaration("units_complete", "Every unit is there with its checksum."),),
         description=description or f"Raw documents from {source.kind}, licence {license}.",
     )
 
@@ -51,7 +64,7 @@ def filtered(
         partitions=tuple(f"{shard:05d}" for shard in range(shards)),
         kinds=("datatrove", "parquet"),
         owner=DATA_TEAM,
-        checks=(CheckDeclaration("counts_add_up", "Documents in = kept + dropped + rejected.", blocking=True),),
+        checks=(FAMILY_CHECK,),
         description=description or f"Documents of {raw.name} ({', '.join(domains) or 'all domains'}) that pass {len(filters)} rules.",
     )
 
@@ -68,6 +81,7 @@ def tokenizer(name: str, version: str, documents: Sequence[ArtifactStep], *, voc
         deps=deps,
         kinds=("tokenizers",),
         owner=DATA_TEAM,
+        checks=TOKENIZER_CHECKS,
         description=description or f"Byte-level BPE with {vocab_size} entries.",
     )
 
@@ -103,6 +117,7 @@ def tokenized(
         partitions=documents.partitions if family else (),
         kinds=("tokenizers", "zarr"),
         owner=DATA_TEAM,
+        checks=CACHE_CHECKS,
         description=description or f"Token ids of {documents.name}, {split.replace('_', '-')} documents.",
     )
 
@@ -134,6 +149,7 @@ def mixture(
         deps=tuple(weights),
         kinds=("numpy",),
         owner=DATA_TEAM,
+        checks=(CheckDeclaration("weights_sum_to_one", "Integer weights sum to exactly 2^40."),),
         description=description or f"Mixture of {', '.join(components)}.",
     )
 

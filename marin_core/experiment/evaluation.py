@@ -1,6 +1,6 @@
 """Handles of evaluation: local tasks, the n-gram baseline, and scores of every checkpoint of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from marin_core.artifact.step import ArtifactStep, CheckDeclaration, StepContext
 from marin_core.errors import ConfigError
@@ -53,6 +53,7 @@ def ngram_baseline(
     config = ngram or NgramConfig()
     components = mixture_components(data)
     held = dict(held_out)
+    _refuse_leak(name, [*components.values()], [*held.values()])
     return ArtifactStep(
         name,
         version,
@@ -65,6 +66,7 @@ def ngram_baseline(
         deps=tuple(dict.fromkeys([*components.values(), *held.values()])),
         kinds=("numpy",),
         owner=EVALUATION_TEAM,
+        checks=(CheckDeclaration("finite_scores", "Every score is a finite number."),),
         description=description or f"Interpolated {config.order}-gram model of {data.name}.",
     )
 
@@ -84,6 +86,7 @@ def evaluate(
     settings = config or EvaluateConfig()
     held = dict(held_out)
     tokenizer = _tokenizer_of(name, held)
+    _refuse_leak(name, [dep for dep in run.deps if dep.job == "tokenize"], [*held.values(), tasks])
 
     def build_config(ctx: StepContext) -> EvaluateJob:
         return EvaluateJob(
@@ -117,7 +120,7 @@ def _tokenizer_of(name: str, held_out: Mapping[str, ArtifactStep]) -> ArtifactSt
     """The one tokenizer behind all held-out caches."""
     found: dict[str, ArtifactStep] = {}
     for cache in held_out.values():
-        if not isinstance(cache.config("identity:"), TokenizeJob) or cache.partitions:
+        if not isinstance(cache.symbolic_config, TokenizeJob) or cache.partitions:
             raise ConfigError(
                 f"{name} scores {cache.id}, which is no held-out token cache", advice="Make it with tokenized(…, split='held_out')."
             )
@@ -128,3 +131,18 @@ def _tokenizer_of(name: str, held_out: Mapping[str, ArtifactStep]) -> ArtifactSt
             advice="Give held-out caches of one tokenizer.",
         )
     return next(iter(found.values()))
+
+
+def _refuse_leak(name: str, training: Sequence[ArtifactStep], held_out: Sequence[ArtifactStep]) -> None:
+    """All splits must be cut at one share: a document held out at 5 % is trained on by a cache cut at 2 %."""
+    shares: dict[int, list[str]] = {}
+    for step in [*training, *held_out]:
+        job = step.symbolic_config
+        if isinstance(job, TokenizeJob) and step in training and job.tokenize.split != "train":
+            raise ConfigError(f"{name} scores a model trained on {step.id}, which has held-out documents", advice="Train on split='train'.")
+        if isinstance(job, TokenizeJob | TasksJob):
+            share = job.tokenize.held_out_per_10000 if isinstance(job, TokenizeJob) else job.held_out_per_10000
+            shares.setdefault(share, []).append(str(step.id))
+    if len(shares) > 1:
+        cuts = "; ".join(f"{share} per 10,000: {', '.join(ids)}" for share, ids in sorted(shares.items()))
+        raise ConfigError(f"{name} would score documents that were trained on: {cuts}", advice="Use one held_out_per_10000 everywhere.")

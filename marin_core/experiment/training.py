@@ -36,7 +36,7 @@ def train_lm(
         checkpoint_every_steps: interval of permanent checkpoints, each of which can be evaluated.
         temporary_checkpoint_every_steps: interval of rolling checkpoints, from which a lost run resumes.
     """
-    mixed = data.config("identity:")
+    mixed = data.symbolic_config
     if not isinstance(mixed, MixtureJob):
         raise ConfigError(f"{name}@{version} trains on {data.id}, which is no mixture", advice="Wrap its caches in mixture(…).")
     components = mixture_components(data)
@@ -84,7 +84,7 @@ def checkpoint_key(step: int) -> str:
 
 def checkpoint_keys(run: ArtifactStep) -> tuple[str, ...]:
     """Partition keys of the permanent checkpoints that a run will have."""
-    job = run.config("identity:")
+    job = run.symbolic_config
     if not isinstance(job, TrainJob):
         raise ConfigError(f"{run.id} is no training run", advice="Give the handle that train_lm(…) returned.")
     return tuple(checkpoint_key(step) for step in job.train.checkpoint_steps)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from marin_core.data.canonical import safe_name
 from marin_core.data.config import IngestConfig, LocalFiles, PythonStdlib
+from marin_core.data.files import safe_name
 from marin_core.data.ingest import ingest
 from marin_core.data.sources import python_stdlib
 from marin_core.data.units import Unit, assign_units, read_units, shard_index

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marin_core.data.normal_form import document_id, held_out, normal_form
+from marin_core.data.normal_form import document_id, normal_form
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,3 @@ def test_normal_form_is_idempotent_and_valid_unicode(text: str) -> None:
     once, _ = normal_form(text)
     assert normal_form(once) == (once, ())
     once.encode()
-
-
-def test_the_held_out_share_is_near_the_one_asked_for() -> None:
-    chosen = sum(held_out(document_id(str(index)), 500) for index in range(20_000))
-    assert 850 < chosen < 1150
-    assert not held_out(document_id("x"), 0)
-    assert held_out(document_id("x"), 10_000)

@@ -40,7 +40,15 @@ def training_tokens(documents: list[HeldOutDocument], codec: TextCodec) -> npt.N
 @pytest.fixture
 def baseline(training_tokens: npt.NDArray[np.uint16], codec: TextCodec, held_out: HeldOut, tmp_path: Path) -> Baseline:
     (tmp_path / "baseline").mkdir()
-    ngram_baseline(NgramConfig(order=2, bootstrap_samples=200), training_tokens, codec, held_out, tmp_path / "baseline", SilentReporter())
+    ngram_baseline(
+        NgramConfig(order=2, bootstrap_samples=200),
+        training_tokens,
+        codec.vocab_size,
+        codec.eos_id,
+        held_out,
+        tmp_path / "baseline",
+        SilentReporter(),
+    )
     return Baseline.load(tmp_path / "baseline")
 
 

@@ -83,7 +83,7 @@ def _topics(root: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
 
 
 def _document(origin: str, text: str, title: str, lang: str) -> dict[str, Any]:
-    return {"id": origin, "text": text, "added": None, "created": None, "metadata": {"title": title, "lang": lang}}
+    return {"id": origin, "text": text, "added": None, "created": None, "metadata": {"title": title, "group": title, "lang": lang}}
 
 
 def _source_files(root: Path, skipped: Counter[str]) -> Iterator[tuple[str, str]]:

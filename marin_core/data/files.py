@@ -1,4 +1,4 @@
-"""Bytes and names that are the same on every machine: canonical JSON and file names for what others named."""
+"""Files of a data artifact: small JSON for people and programs, and harmless names for what others named."""
 
 import hashlib
 import json
@@ -9,23 +9,10 @@ from typing import Any
 SAFE_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 MAX_NAME_CHARACTERS = 200
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def canonical_json(value: Any) -> bytes:
-    """UTF-8, sorted keys, no blanks, no NaN. Two equal values have equal bytes."""
-    return _ENCODER.encode(value).encode()
-
 
 def write_json(path: Path, value: Any) -> None:
     """Write a small JSON file for people and programs: sorted and indented, with a final newline."""
     path.write_text(json.dumps(value, ensure_ascii=False, sort_keys=True, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def file_sha256(path: Path) -> str:
-    """Lower-case hex sha256 of a file, read as a stream."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def percent_encoded(name: str) -> str:

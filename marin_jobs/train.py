@@ -1,0 +1,43 @@
+"""Train a model on a mixture; an interrupted run goes on from its newest committed checkpoint."""
+
+from marin_core.data.loader import MixtureLoader
+from marin_core.experiment.jobs import TrainJob
+from marin_core.report import Check, Report
+from marin_core.train.loop import TrainResult, train
+from marin_jobs.runtime import JobContext
+
+RESUMABLE = True
+
+
+def run(job: JobContext) -> Report:
+    config = job.config(TrainJob)
+    loader = MixtureLoader(job.local(config.mixture), job.local_parts(config.components), config.train.global_batch_size)
+    result = train(config.train, loader.batch, job.output, job.reporter, fingerprint=job.spec.fingerprint, run_name=config.run_name)
+    return Report(
+        metrics={
+            "steps": result.steps,
+            "tokens": result.tokens,
+            "loss_start": result.loss_start,
+            "loss_end": result.loss_end,
+            "load_cv_start": result.load_cv_start,
+            "load_cv_end": result.load_cv_end,
+            "drop_fraction_end": result.drop_fraction_end,
+            "tokens_per_second": result.tokens_per_second,
+        },
+        tables={"checkpoints": [{"step": step, "content_digest": digest} for step, digest in result.checkpoint_digests.items()]},
+        plots=result.plots,
+        checks=_checks(result),
+        content_digest=result.content_digest,
+        links={"wandb": result.tracker_url} if result.tracker_url else {},
+    )
+
+
+def _checks(result: TrainResult) -> list[Check]:
+    return [
+        Check(
+            "loss_fell",
+            result.loss_end < result.loss_start,
+            "mean loss of the last ten steps against the first ten",
+            {"loss_start": result.loss_start, "loss_end": result.loss_end},
+        ),
+    ]

@@ -1,0 +1,70 @@
+"""What a person sees: the lineage, a loss plot and a check, read in a real browser and held against the records."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from marin_core.artifact import ArtifactId
+from tests.integration.deployment import Deployment, running
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with running(tmp_path_factory.mktemp("ui")) as deployment:
+        deployment.command("marin", "materialize", "small", timeout_seconds=600)
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.fail("no Chromium found; install one, for example the package chromium")
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        page = browser.new_page(viewport={"width": 1600, "height": 1000})
+        page.set_default_timeout(PATIENCE_MS)
+        yield page
+        browser.close()
+
+
+def screenshot(page: Page, deployment: Deployment, name: str) -> None:
+    """Kept in the test's folder, for whoever looks into a failure."""
+    page.screenshot(path=str(Path(deployment.folder) / f"{name}.png"))
+
+
+def test_the_lineage_shows_every_artifact_by_name(page: Page, deployment: Deployment) -> None:
+    page.goto(f"{deployment.url}/assets/evals/small-v1?view=lineage&lineageScope=upstream&lineageDepth=6")
+    for label in ("topics-v1", "small-v1", "topics_held_out-v1"):
+        expect(page.get_by_text(label).first).to_be_visible(timeout=PATIENCE_MS)
+    screenshot(page, deployment, "lineage")
+
+
+def test_the_loss_plot_of_the_training_is_a_picture_in_the_page(page: Page, deployment: Deployment) -> None:
+    record = deployment.store.record(ArtifactId("checkpoints/small", "v1"))
+    assert record is not None
+    page.goto(f"{deployment.url}/assets/checkpoints/small-v1?view=overview")
+    expect(page.get_by_text(record.content_digest).first).to_be_visible(timeout=PATIENCE_MS)
+    row = page.locator("tr", has_text="loss_curve").first
+    row.get_by_text("Show Markdown").click()
+    picture = page.locator("img[alt='loss_curve']")
+    expect(picture).to_be_visible(timeout=PATIENCE_MS)
+    assert picture.evaluate("image => image.naturalWidth") > 200
+    screenshot(page, deployment, "loss")
+
+
+def test_a_check_reads_as_the_record_says(page: Page, deployment: Deployment) -> None:
+    record = deployment.store.record(ArtifactId("evals/small", "v1", "step-000040"))
+    assert record is not None
+    check = next(check for check in record.checks if check.name == "finite_scores")
+    page.goto(f"{deployment.url}/assets/evals/small-v1?view=checks&checkDetail=finite_scores")
+    expect(page.get_by_text("finite_scores").first).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text("Passed" if check.passed else "Failed").first).to_be_visible(timeout=PATIENCE_MS)
+    screenshot(page, deployment, "check")
