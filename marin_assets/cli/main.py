@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from marin_core.experiment import Experiment
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    sys.path.insert(0, str(Path.cwd()))  # as Dagster's commands do, so that MARIN_EXPERIMENTS may name a package here
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)

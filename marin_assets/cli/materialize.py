@@ -6,17 +6,20 @@ a run. Here a few worker processes load the code location once and execute runs 
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import dagster as dg
 from dagster._core.storage.tags import PARTITION_NAME_TAG
+from dagster._utils.interrupts import capture_interrupts
 from rich.console import Console
 
 from marin_assets.build import CANCEL_ON_INTERRUPT_TAG
@@ -28,6 +31,8 @@ from marin_core.artifact import ArtifactGraph, ArtifactId, Store
 
 DEFINITIONS_MODULE = "marin_assets.definitions"
 PROGRESS_INTERVAL_SECONDS = 5.0
+WORKER_GRACE_SECONDS = 60.0
+"""Time that a worker without a parent has to stop its job."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,11 @@ def _run_all(graph: ArtifactGraph, todo: Sequence[ArtifactId], *, workers: int, 
     failed: set[ArtifactId] = set()
     context = multiprocessing.get_context("spawn")  # Dagster and forked threads don't mix
     messages = context.Queue()
-    with (
-        _progress_lines(messages, console),
-        ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(messages,)) as pool,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(_progress_lines(messages, console))
+        pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(messages,)))
         running: dict[Future[Outcome], ArtifactId] = {}
+        stack.enter_context(_interrupts_stop_workers(pool))
         while waiting or running:
             for artifact in [artifact for artifact, reads in waiting.items() if reads & failed]:
                 del waiting[artifact]
@@ -111,9 +116,40 @@ def _run_all(graph: ArtifactGraph, todo: Sequence[ArtifactId], *, workers: int, 
                 yield outcome
 
 
+@contextmanager
+def _interrupts_stop_workers(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the runs that are under way, and with them their jobs, before this process ends."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        for worker in multiprocessing.active_children():
+            if worker.pid is not None:
+                os.kill(worker.pid, signal.SIGINT)
+        pool.shutdown(cancel_futures=True)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_with_parent() -> None:
+    """A killed parent can't say goodbye; its workers then interrupt themselves."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(WORKER_GRACE_SECONDS)
+        os._exit(1)
+
+
 def _start_worker(messages: "multiprocessing.Queue[Mapping[str, Any]]") -> None:
     """Dagster prints events and jobs print logs; both are kept in a file, so that the terminal shows progress alone."""
     Lab.listener = messages.put
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     folder = STATE / "workers"
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder / f"{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -131,7 +167,7 @@ def _execute(artifact: ArtifactId) -> Outcome:
     job = repository.get_definition().get_implicit_job_def_for_assets([key])
     assert job is not None, "one asset always has an implicit job"  # noqa: S101
     tags = {CANCEL_ON_INTERRUPT_TAG: "true"} | ({PARTITION_NAME_TAG: artifact.partition} if artifact.partition else {})
-    with open_instance() as instance:
+    with open_instance() as instance, capture_interrupts():
         result = dg.execute_job(
             repository.get_reconstructable_job(job.name), instance=instance, asset_selection=[key], tags=tags, raise_on_error=False
         )

@@ -55,7 +55,7 @@ def print_findings(console: Console, graph: ArtifactGraph, chosen: Sequence[Arti
         if step.job not in SHOWN_METRICS:
             continue
         records = [record for member in members if (record := store.record(member)) is not None]
-        for record in dict.fromkeys(records[:1] + records[-1:]):
+        for record in records[:1] + records[1:][-1:]:
             _add_metrics(table, step, record)
     if table.row_count:
         console.print(table)

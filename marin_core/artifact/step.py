@@ -118,6 +118,7 @@ class ArtifactStep:
     declared_at: str = field(default_factory=lambda: caller_outside_library())
 
     def __post_init__(self) -> None:
+        _ = self.id
         for key in self.partitions:
             ArtifactId(self.name, self.version, key)
         if len(set(self.partitions)) != len(self.partitions):

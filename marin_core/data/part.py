@@ -244,9 +244,11 @@ class PartWriter:
 
 
 def list_files(part: Path) -> tuple[PartFile, ...]:
-    """All files of a part but `part.json`, sorted, with size and crc32c."""
+    """All files of a part but `part.json`, sorted, with size and crc32c. A hidden folder belongs to whoever keeps the part."""
     files = []
     for path in sorted(path for path in part.rglob("*") if path.is_file() and path.name != PART_FILE):
+        if path.relative_to(part).parts[0].startswith("."):
+            continue
         checksum: Any = google_crc32c.Checksum()  # type: ignore[no-untyped-call]
         with path.open("rb") as file:
             for chunk in iter(lambda f=file: f.read(1 << 20), b""):  # type: ignore[misc]

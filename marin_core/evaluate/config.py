@@ -1,6 +1,6 @@
 """What to evaluate and how. Imports nothing heavy, so that handles can be made without NumPy or lm-eval."""
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -8,8 +8,8 @@ from marin_core.config import OPERATIONAL, Config
 
 TaskName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 
-PYTHON_NEXT_LINE = "python_next_line"
-DOC_CONTINUATION = "doc_continuation"
+PYTHON_NEXT_LINE: Final = "python_next_line"
+DOC_CONTINUATION: Final = "doc_continuation"
 
 
 class EvaluateConfig(Config):
@@ -66,6 +66,7 @@ class TaskSetConfig(Config):
     """Settings of the local multiple-choice tasks that are made from held-out documents.
 
     Attributes:
+        tasks: which tasks to make.
         examples_per_task: most examples of a task.
         minimum_examples: fewer than this is an error, since the accuracy would say nothing.
         choices: answers per example, one of them true.
@@ -74,6 +75,7 @@ class TaskSetConfig(Config):
         seed: seed of every choice that is made.
     """
 
+    tasks: tuple[Literal["python_next_line", "doc_continuation"], ...] = Field(default=(PYTHON_NEXT_LINE, DOC_CONTINUATION), min_length=1)
     examples_per_task: int = Field(default=200, ge=4, le=10_000)
     minimum_examples: int = Field(default=32, ge=2)
     choices: int = Field(default=4, ge=2, le=10)

@@ -114,7 +114,8 @@ def evaluate(
 def ngram_baseline(
     config: NgramConfig,
     tokens: npt.NDArray[Any],
-    codec: TextCodec,
+    vocab_size: int,
+    eos_id: int,
     held_out: Mapping[str, Iterable[EncodedDocument]],
     output: Path,
     reporter: Reporter,
@@ -127,7 +128,7 @@ def ngram_baseline(
         output: an existing folder.
     """
     reporter.log(f"counting {config.order}-grams of {len(tokens):,} tokens")
-    model = NgramModel.fit(tokens, codec.vocab_size, config.order, eos_id=codec.eos_id, discount=config.discount)
+    model = NgramModel.fit(tokens, vocab_size, config.order, eos_id=eos_id, discount=config.discount)
     model.save(output / NGRAM)
     scores = score_held_out(
         held_out,

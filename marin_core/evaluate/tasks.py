@@ -91,15 +91,16 @@ Finder = Callable[[HeldOutDocument, int], Iterator[Place]]
 
 
 def make_tasks(config: TaskSetConfig, documents: Iterable[HeldOutDocument], output: Path, reporter: Reporter) -> Report:
-    """Write both tasks and their index `tasks.json` below `output`.
+    """Write the tasks and their index `tasks.json` below `output`.
 
     Raises:
         DataError: two documents have the same id, or a task has fewer than `minimum_examples` examples.
     """
-    finders: dict[str, tuple[tuple[str, ...], Finder]] = {
+    known: dict[str, tuple[tuple[str, ...], Finder]] = {
         PYTHON_NEXT_LINE: (config.code_domains, python_lines),
         DOC_CONTINUATION: (config.prose_domains, paragraph_halves),
     }
+    finders = {task: known[task] for task in config.tasks}
     questions: dict[str, list[Question]] = {task: [] for task in finders}
     seen: set[str] = set()
     for document in documents:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.step import ArtifactStep, CheckDeclaration, StepContext
 from marin_core.data.config import FilterConfig, FilterRule, IngestConfig, MixtureConfig, Policy, Source, TokenizeConfig, TokenizerConfig
 from marin_core.errors import ConfigError
@@ -30,7 +31,7 @@ def raw_source(
     name: str, version: str, source: Source, *, license: str, policy: Policy = "TRAINING_ALLOWED", description: str = ""
 ) -> ArtifactStep:
     """Bytes as found at a source, with checksums, licence (SPDX) and use policy."""
-    config = IngestConfig(source=source, license=license, policy=policy, name=name)
+    config = IngestConfig(source=source, license=license, policy=policy, name=ArtifactId(name, version).name)
     return ArtifactStep(
         name,
         version,

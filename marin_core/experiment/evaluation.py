@@ -86,6 +86,7 @@ def evaluate(
     settings = config or EvaluateConfig()
     held = dict(held_out)
     tokenizer = _tokenizer_of(name, held)
+    _refuse_other_documents(name, baseline, settings)
     _refuse_leak(name, [dep for dep in run.deps if dep.job == "tokenize"], [*held.values(), tasks])
 
     def build_config(ctx: StepContext) -> EvaluateJob:
@@ -131,6 +132,18 @@ def _tokenizer_of(name: str, held_out: Mapping[str, ArtifactStep]) -> ArtifactSt
             advice="Give held-out caches of one tokenizer.",
         )
     return next(iter(found.values()))
+
+
+def _refuse_other_documents(name: str, baseline: ArtifactStep, settings: EvaluateConfig) -> None:
+    """Model and baseline are compared document by document."""
+    job = baseline.symbolic_config
+    if not isinstance(job, NgramJob):
+        raise ConfigError(f"{name}: {baseline.id} is no baseline", advice="Give the handle that ngram_baseline(…) returned.")
+    if job.ngram.limit_documents != settings.limit_documents:
+        raise ConfigError(
+            f"{name}: limit_documents is {settings.limit_documents}, but {job.ngram.limit_documents} for the baseline {baseline.id}",
+            advice="Use one limit for both, since they are compared document by document.",
+        )
 
 
 def _refuse_leak(name: str, training: Sequence[ArtifactStep], held_out: Sequence[ArtifactStep]) -> None:

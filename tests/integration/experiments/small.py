@@ -1,50 +1,35 @@
-"""The tutorial in the size of a test: Python's help topics, a model of some thousand parameters, twenty steps."""
+"""The tutorial in the size of a test: Python's help topics, a model of some hundred thousand parameters, forty steps."""
 
+from marin_core import experiment as lab
 from marin_core.evaluate.config import EvaluateConfig, TaskSetConfig
-from marin_core.experiment import (
-    MinCharacters,
-    OptimizerConfig,
-    PythonStdlib,
-    eval_tasks,
-    evaluate,
-    experiment,
-    filtered,
-    mixture,
-    moe_tiny,
-    ngram_baseline,
-    raw_source,
-    tokenized,
-    tokenizer,
-    train_lm,
-)
 
-raw = raw_source("raw/topics", "v1", PythonStdlib(domains=("topics", "docstrings"), unit_bytes=100_000), license="PSF-2.0")
-topics = filtered("filtered/topics", "v1", raw, filters=[MinCharacters(characters=100)], shards=2)
-bpe = tokenizer("tokenizer/topics", "v1", [topics], vocab_size=300)
-train_tokens = tokenized("tokenized/topics", "v1", topics, bpe, held_out_per_10000=2000)
-held_out = {"prose": tokenized("tokenized/topics_held_out", "v1", topics, bpe, split="held_out", held_out_per_10000=2000)}
-data = mixture("mixtures/topics", "v1", {train_tokens: 1.0}, sequence_length=32)
-run = train_lm(
+HELD_OUT = 2000
+raw = lab.raw_source("raw/topics", "v1", lab.PythonStdlib(domains=("topics", "docstrings"), unit_bytes=100_000), license="PSF-2.0")
+topics = lab.filtered("filtered/topics", "v1", raw, filters=[lab.MinCharacters(characters=100)], shards=2)
+bpe = lab.tokenizer("tokenizer/topics", "v1", [topics], vocab_size=300)
+train_tokens = lab.tokenized("tokenized/topics", "v1", topics, bpe, held_out_per_10000=HELD_OUT)
+held_out = {"prose": lab.tokenized("tokenized/topics_held_out", "v1", topics, bpe, split="held_out", held_out_per_10000=HELD_OUT)}
+data = lab.mixture("mixtures/topics", "v1", {train_tokens: 1.0}, sequence_length=32)
+run = lab.train_lm(
     "checkpoints/small",
     "v1",
     data,
-    model=moe_tiny(vocab_size=300),
-    optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=5),
+    model=lab.moe_tiny(vocab_size=300),
+    optimizer=lab.OptimizerConfig(learning_rate=3e-3, warmup_steps=5),
     num_steps=40,
     global_batch_size=8,
     checkpoint_every_steps=20,
     temporary_checkpoint_every_steps=5,
 )
-scores = evaluate(
+tasks = TaskSetConfig(tasks=("doc_continuation",), examples_per_task=20, minimum_examples=4)
+scores = lab.evaluate(
     "evals/small",
     "v1",
     run,
     held_out=held_out,
-    tasks=eval_tasks(
-        "eval_tasks/topics", "v1", {"prose": topics}, held_out_per_10000=2000, tasks=TaskSetConfig(examples_per_task=20, minimum_examples=8)
-    ),
-    baseline=ngram_baseline("baselines/topics", "v1", data, held_out=held_out),
-    config=EvaluateConfig(tasks=("doc_continuation",), limit_documents=20, bootstrap_samples=100),
+    tasks=lab.eval_tasks("eval_tasks/topics", "v1", {"prose": topics}, held_out_per_10000=HELD_OUT, tasks=tasks),
+    baseline=lab.ngram_baseline("baselines/topics", "v1", data, held_out=held_out),
+    config=EvaluateConfig(tasks=("doc_continuation",), bootstrap_samples=100),
 )
 
-EXPERIMENT = experiment("small", scores, question="Does every part fit the next?", hypothesis="Yes.")
+EXPERIMENT = lab.experiment("small", scores, question="Does every part fit the next?", hypothesis="Yes.")
