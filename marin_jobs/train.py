@@ -35,6 +35,12 @@ def run(job: JobContext) -> Report:
 def _checks(result: TrainResult) -> list[Check]:
     return [
         Check(
+            "experts_in_use",
+            result.idle_experts_end == 0,
+            "every expert of every layer got tokens of the last batch",
+            {"idle_experts": result.idle_experts_end},
+        ),
+        Check(
             "loss_fell",
             result.loss_end < result.loss_start,
             "mean loss of the last ten steps against the first ten",

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep
+from marin_core.artifact.identity import DEV
 from marin_core.errors import ConfigError, ExitCode, MarinError
 from marin_core.experiment import Experiment
 
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Build artifacts and everything upstream of them. Each build is a Dagster run on the instance that the UI shows.",
     )
     materialize.add_argument("--workers", type=_positive, default=2, help="Dagster run workers side by side (default 2)")
+    materialize.add_argument("--rebuild", action="store_true", help="build the named targets anew; only for the version 'dev'")
     materialize.set_defaults(run=_materialize)
     status = commands.add_parser("status", parents=[targets], help="show what is built, served, missing or drifted")
     status.set_defaults(run=_status)
@@ -60,9 +62,13 @@ def _materialize(options: argparse.Namespace) -> int:
     from marin_assets.cli.materialize import materialize
     from marin_assets.cli.tables import print_artifacts, print_findings
 
-    graph, chosen = _graph(options.targets)
+    graph, wanted, chosen = _graph(options.targets)
+    rebuild = wanted if options.rebuild else []
+    fixed = sorted({str(artifact.family) for artifact in rebuild if artifact.version != DEV})
+    if fixed:
+        raise ConfigError(f"{', '.join(fixed)}: a fixed version is never rebuilt", advice="Give it a new version.")
     console = _console()
-    outcomes = materialize(graph, chosen, workers=options.workers, console=console)
+    outcomes = materialize(graph, chosen, rebuild=rebuild, workers=options.workers, console=console)
     print_artifacts(console, graph, chosen, outcomes)
     print_findings(console, graph, chosen)
     failed = [outcome for outcome in outcomes.values() if outcome.error]
@@ -75,7 +81,7 @@ def _materialize(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from marin_assets.cli.tables import print_artifacts, print_findings
 
-    graph, chosen = _graph(options.targets)
+    graph, _, chosen = _graph(options.targets)
     console = _console()
     print_artifacts(console, graph, chosen, {})
     print_findings(console, graph, chosen)
@@ -88,8 +94,8 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=200)
 
 
-def _graph(targets: Sequence[str]) -> tuple[ArtifactGraph, list[ArtifactId]]:
-    """The graph of all experiments, and the artifacts that the targets name, upstream included, in build order."""
+def _graph(targets: Sequence[str]) -> tuple[ArtifactGraph, list[ArtifactId], list[ArtifactId]]:
+    """The graph of all experiments, the artifacts that the targets name, and the same with everything upstream in build order."""
     from marin_assets.experiments import load_experiments
 
     experiments = {experiment.name: experiment for experiment in load_experiments()}
@@ -100,7 +106,7 @@ def _graph(targets: Sequence[str]) -> tuple[ArtifactGraph, list[ArtifactId]]:
     upstream = graph.upstream([graph[artifact] for artifact in wanted])
     families = {artifact.family for artifact in wanted}
     chosen = [artifact for step in upstream for artifact in step.ids() if step.id not in families or artifact in wanted]
-    return graph, chosen
+    return graph, wanted, chosen
 
 
 def _members(target: str, graph: ArtifactGraph, experiments: dict[str, Experiment]) -> list[ArtifactId]:

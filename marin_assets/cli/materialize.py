@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,28 +37,35 @@ WORKER_GRACE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one artifact: served (nothing to do), built, registered (committed, but new to this Dagster), or failed."""
+    """What became of one artifact: served (it was committed already), built, failed, or not started for want of an input."""
 
     artifact: ArtifactId
-    state: Literal["served", "built", "registered", "failed", "not started"]
+    state: Literal["served", "built", "failed", "not started"]
     seconds: float = 0.0
     error: str = ""
 
 
-def materialize(graph: ArtifactGraph, chosen: Sequence[ArtifactId], *, workers: int, console: Console) -> dict[ArtifactId, Outcome]:
-    """Bring every chosen artifact to a committed record that Dagster knows of; a failure stops only what depends on it."""
+def materialize(
+    graph: ArtifactGraph, chosen: Sequence[ArtifactId], *, rebuild: Collection[ArtifactId], workers: int, console: Console
+) -> dict[ArtifactId, Outcome]:
+    """Bring every chosen artifact to a committed record that Dagster knows of; a failure stops only what depends on it.
+
+    Args:
+        rebuild: `dev` artifacts to build anew although they are committed.
+    """
     store = Store(default_prefix())
     store.ensure_writable()
     with open_instance() as instance:
-        outcomes = {artifact: Outcome(artifact, "served") for artifact in chosen if _is_known(graph, store, instance, artifact)}
+        known = [artifact for artifact in chosen if artifact not in rebuild and _is_known(graph, store, instance, artifact)]
+        outcomes = {artifact: Outcome(artifact, "served") for artifact in known}
     todo = [artifact for artifact in chosen if artifact not in outcomes]
     console.print(f"store {store.prefix}: {len(chosen)} artifacts, {len(outcomes)} served, {len(todo)} to do")
     if not todo:
         return outcomes
-    committed = {artifact for artifact in todo if store.record(artifact) is not None}
-    for outcome in _run_all(graph, todo, workers=min(workers, len(todo)), console=console):
+    committed = {artifact for artifact in todo if artifact not in rebuild and store.record(artifact) is not None}
+    for outcome in _run_all(graph, todo, rebuild, workers=min(workers, len(todo)), console=console):
         if outcome.state == "built" and outcome.artifact in committed:
-            outcome = Outcome(outcome.artifact, "registered", outcome.seconds)
+            outcome = Outcome(outcome.artifact, "served", outcome.seconds)
         outcomes[outcome.artifact] = outcome
         console.print(f"  {outcome.state} {outcome.artifact} in {outcome.seconds:.1f} s", highlight=False)
     return outcomes
@@ -79,7 +86,9 @@ def _is_known(graph: ArtifactGraph, store: Store, instance: dg.DagsterInstance, 
     return known == (graph.fingerprint(graph[artifact]), record.content_digest[:DATA_VERSION_DIGITS])
 
 
-def _run_all(graph: ArtifactGraph, todo: Sequence[ArtifactId], *, workers: int, console: Console) -> Iterator[Outcome]:
+def _run_all(
+    graph: ArtifactGraph, todo: Sequence[ArtifactId], rebuild: Collection[ArtifactId], *, workers: int, console: Console
+) -> Iterator[Outcome]:
     """Runs each artifact as soon as everything it reads is done."""
     pending = set(todo)
     waiting = {
@@ -101,7 +110,7 @@ def _run_all(graph: ArtifactGraph, todo: Sequence[ArtifactId], *, workers: int, 
                 yield Outcome(artifact, "not started", error="something upstream failed")
             for artifact in [artifact for artifact, reads in waiting.items() if not reads]:
                 del waiting[artifact]
-                running[pool.submit(_execute, artifact)] = artifact
+                running[pool.submit(_execute, artifact, artifact in rebuild)] = artifact
             if not running:
                 continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -157,7 +166,7 @@ def _start_worker(messages: "multiprocessing.Queue[Mapping[str, Any]]") -> None:
     os.dup2(log, 2)
 
 
-def _execute(artifact: ArtifactId) -> Outcome:
+def _execute(artifact: ArtifactId, rebuild: bool) -> Outcome:
     """One Dagster run in this worker."""
     from dagster._core.definitions.reconstruct import ReconstructableRepository
 
@@ -169,7 +178,12 @@ def _execute(artifact: ArtifactId) -> Outcome:
     tags = {CANCEL_ON_INTERRUPT_TAG: "true"} | ({PARTITION_NAME_TAG: artifact.partition} if artifact.partition else {})
     with open_instance() as instance, capture_interrupts():
         result = dg.execute_job(
-            repository.get_reconstructable_job(job.name), instance=instance, asset_selection=[key], tags=tags, raise_on_error=False
+            repository.get_reconstructable_job(job.name),
+            instance=instance,
+            asset_selection=[key],
+            run_config={"ops": {job.nodes[0].name: {"config": {"rebuild": rebuild}}}} if rebuild else {},
+            tags=tags,
+            raise_on_error=False,
         )
         errors = [_failure_text(event) for event in result.all_events if event.is_step_failure]
     seconds = time.monotonic() - started

@@ -1,5 +1,6 @@
 """The closing tables of `marin materialize` and `marin status`, read from the records alone."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -11,11 +12,10 @@ from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, Record,
 from marin_core.artifact.drift import Difference, DriftFinder
 
 SHOWN_METRICS = {
-    "train": ("loss_start", "loss_end", "load_cv_start", "load_cv_end"),
-    "ngram": ("bits_per_byte",),
-    "evaluate": (),
+    "train": re.compile(r"(loss|load_cv)_(start|end)|drop_fraction_end|tokens_per_second"),
+    "evaluate": re.compile(r"(baseline_)?bits_per_byte/total|.*/acc(_stderr)?"),
 }
-"""Metrics worth a line in the terminal, by job; empty = all of the job's metrics for the first and last partition."""
+"""Metrics worth a line in the terminal, by job; of a family, its first and last partition are shown."""
 
 
 def print_artifacts(console: Console, graph: ArtifactGraph, chosen: Sequence[ArtifactId], outcomes: Mapping[ArtifactId, Outcome]) -> None:
@@ -62,9 +62,8 @@ def print_findings(console: Console, graph: ArtifactGraph, chosen: Sequence[Arti
 
 
 def _add_metrics(table: Table, step: ArtifactStep, record: Record) -> None:
-    for name in SHOWN_METRICS[step.job] or record.metrics:
-        value = record.metrics.get(name)
-        if value is not None:
+    for name, value in record.metrics.items():
+        if SHOWN_METRICS[step.job].fullmatch(name):
             table.add_row(str(record.id), name, f"{value:.4f}" if isinstance(value, float) else str(value))
 
 

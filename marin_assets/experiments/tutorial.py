@@ -37,6 +37,7 @@ scores = lab.evaluate(
     held_out=held_out,
     tasks=lab.eval_tasks("eval_tasks/python", V, {"code": code, "prose": prose}),
     baseline=lab.ngram_baseline("baselines/python_trigram", V, data, held_out=held_out),
+    config=lab.EvaluateConfig(window_overlap=0.25),
 )
 
 EXPERIMENT = lab.experiment(

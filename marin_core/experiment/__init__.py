@@ -1,6 +1,7 @@
 """What a researcher writes an experiment with: functions that return lazy handles. Nothing here does any work."""
 
 from marin_core.data.config import CodeQuality, GopherQuality, GopherRepetition, LocalFiles, MinCharacters, PythonStdlib
+from marin_core.evaluate.config import EvaluateConfig
 from marin_core.experiment.data import filtered, mixture, raw_source, tokenized, tokenizer
 from marin_core.experiment.evaluation import eval_tasks, evaluate, ngram_baseline
 from marin_core.experiment.experiment import Experiment, experiment
@@ -10,6 +11,7 @@ from marin_core.train.config import OptimizerConfig
 
 __all__ = [
     "CodeQuality",
+    "EvaluateConfig",
     "Experiment",
     "GopherQuality",
     "GopherRepetition",

@@ -27,9 +27,12 @@ class CheckpointStore:
 
     Each carries the digest of its arrays, so damage that still parses is noticed. A checkpoint that can't be read is moved to
     `unreadable/` beside it and the one before is used.
+
+    Args:
+        read_only: leave the directory as it is; evaluations read runs that others may be writing or have committed.
     """
 
-    def __init__(self, run_dir: Path, permanent_steps: tuple[int, ...]) -> None:
+    def __init__(self, run_dir: Path, permanent_steps: tuple[int, ...], *, read_only: bool = False) -> None:
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs a screenful for every checkpoint.
         self.directory = run_dir / "checkpoints"
         self.permanent_steps = permanent_steps
@@ -38,7 +41,7 @@ class CheckpointStore:
             self.directory.absolute(),
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(1), policies.CustomSteps(list(permanent_steps))]),
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=not read_only,
         )
 
     def steps(self) -> list[int]:

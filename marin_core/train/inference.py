@@ -25,7 +25,7 @@ def load_model(run_dir: Path, step: int) -> LanguageModel:
         ConfigError: no run there, or no checkpoint of that step.
     """
     config = read_run(run_dir).config
-    with CheckpointStore(run_dir, config.checkpoint_steps) as store:
+    with CheckpointStore(run_dir, config.checkpoint_steps, read_only=True) as store:
         if step not in store.steps():
             raise ConfigError(f"{run_dir} has no checkpoint of step {step}", advice=f"Choose one of {store.steps()}.")
         state = store.restore_model(step, abstract_state(config))

@@ -31,6 +31,7 @@ class TrainResult:
         loss_start, loss_end: mean loss of the first and last (at most 10) steps, nats per token.
         load_cv_start, load_cv_end: spread of expert loads over the same steps.
         drop_fraction_end: share of assignments dropped over the last steps.
+        idle_experts_end: (layer, expert) pairs that the last batch sent no token to.
         tokens_per_second: median over the steps of this process but the first; 0 where it made fewer than two.
         plots: name → PNG file.
         content_digest: of the final checkpoint's arrays.
@@ -45,6 +46,7 @@ class TrainResult:
     load_cv_start: float
     load_cv_end: float
     drop_fraction_end: float
+    idle_experts_end: int
     tokens_per_second: float
     plots: Mapping[str, Path]
     content_digest: str
@@ -189,6 +191,7 @@ def _result(
         load_cv_start=mean(first, "load_cv"),
         load_cv_end=mean(last, "load_cv"),
         drop_fraction_end=mean(last, "drop_fraction"),
+        idle_experts_end=int(np.sum(np.asarray(rows[-1]["load"]) == 0)),
         tokens_per_second=float(median(rates)) if rates else 0.0,
         plots=plots,
         content_digest=digests[config.num_steps],
