@@ -173,7 +173,8 @@ def _execute(artifact: ArtifactId, rebuild: bool) -> Outcome:
     started = time.monotonic()
     repository = ReconstructableRepository.for_module(DEFINITIONS_MODULE, "defs", working_directory=str(Path.cwd()))
     key = asset_key(artifact.family)
-    job = repository.get_definition().get_implicit_job_def_for_assets([key])
+    definition = repository.get_definition()
+    job = definition.get_implicit_job_def_for_assets([key])
     assert job is not None, "one asset always has an implicit job"  # noqa: S101
     tags = {CANCEL_ON_INTERRUPT_TAG: "true"} | ({PARTITION_NAME_TAG: artifact.partition} if artifact.partition else {})
     with open_instance() as instance, capture_interrupts():
@@ -181,7 +182,7 @@ def _execute(artifact: ArtifactId, rebuild: bool) -> Outcome:
             repository.get_reconstructable_job(job.name),
             instance=instance,
             asset_selection=[key],
-            run_config={"ops": {job.nodes[0].name: {"config": {"rebuild": rebuild}}}} if rebuild else {},
+            run_config={"ops": {definition.assets_defs_by_key[key].op.name: {"config": {"rebuild": rebuild}}}},
             tags=tags,
             raise_on_error=False,
         )

@@ -29,7 +29,8 @@ class LocalLauncher:
     """Runs each job as a process group of its own below `root`, one folder a job: spec, messages, log, process, outcome.
 
     `mkdir` of the folder is the claim, so two launchers start a job once. The process outlives the launcher, as a job on
-    a cluster does; the next launcher finds it by name.
+    a cluster does; the next launcher finds it by name. Jobs share a cache of compiled programs: a run that resumes, or the
+    evaluation of the next checkpoint, compiles nothing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -51,7 +52,7 @@ class LocalLauncher:
             child = subprocess.Popen(
                 [sys.executable, "-m", "marin_jobs", str(handle.folder / "spec.json")],
                 cwd=_PROJECT,
-                env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+                env={"JAX_COMPILATION_CACHE_DIR": str(self._root / "xla"), **os.environ, **environment, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -121,7 +121,6 @@ class Deployment:
                         "repositoryName": "__repository__",
                         "pipelineName": "__ASSET_JOB",
                         "assetSelection": [{"path": list(key)}],
-                        "assetCheckSelection": [],
                     },
                 }
             },

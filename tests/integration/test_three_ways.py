@@ -1,9 +1,12 @@
 """The command line, the native job backfill and the UI's buttons do the same thing on the same store; killing and cancelling included."""
 
+import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from marin_assets.keys import asset_key
 from marin_core.artifact import ArtifactGraph, ArtifactId, Store
 from tests.integration.deployment import Deployment, running, wait_for
-from tests.integration.experiments.small import EXPERIMENT, run
+from tests.integration.experiments.small import EXPERIMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 GRAPH = ArtifactGraph(EXPERIMENT.targets)
@@ -56,51 +59,84 @@ def test_asset_materialize_then_job_backfill_then_materialize_all(deployment: De
     assert digests(other.store) == digests(deployment.store)
 
 
-def test_terminate_in_the_ui_stops_the_whole_tree_and_a_new_run_resumes(deployment: Deployment) -> None:
-    """Uses a store of its own copy of the training: the committed one is withdrawn by hand, as an operator would."""
+@pytest.fixture(scope="module")
+def uninterrupted(deployment: Deployment) -> tuple[str, list[str]]:
+    """Digest and losses of a training that nothing disturbed."""
+    deployment.command("marin", "materialize", "checkpoints/small", timeout_seconds=600)
+    return digests(deployment.store)[str(TRAINING)], losses(deployment)
+
+
+def losses(deployment: Deployment) -> list[str]:
+    """Per-step losses in full precision, as text."""
+    rows = (deployment.folder / "store" / TRAINING.path / "metrics.jsonl").read_text().splitlines()
+    return [repr(json.loads(row)["loss"]) for row in rows]
+
+
+def start_over(deployment: Deployment) -> Path:
+    """Delete the artifact by hand, as an operator would; its address."""
     address = deployment.folder / "store" / TRAINING.path
-    before = digests(deployment.store)[str(TRAINING)]
-    for path in sorted(address.rglob("*"), reverse=True):
-        path.unlink() if path.is_file() or path.is_symlink() else path.rmdir()
-    first = deployment.launch(asset_key(TRAINING).path)
+    shutil.rmtree(address)
+    return address
+
+
+def some_steps(address: Path) -> None:
     metrics = address / "metrics.jsonl"
-    wait_for("some steps", lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 7)
-    job = deployment.store.attempts(TRAINING)[-1].job
-    process = psutil.Process(_pid(deployment, job))
+    wait_for("some steps", lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 12)
+
+
+def test_terminate_in_the_ui_stops_the_whole_tree_and_a_new_run_resumes(
+    deployment: Deployment, uninterrupted: tuple[str, list[str]]
+) -> None:
+    address = start_over(deployment)
+    first = deployment.launch(asset_key(TRAINING).path)
+    some_steps(address)
+    process = psutil.Process(_pid(deployment, deployment.store.attempts(TRAINING)[-1].job))
     tree = [process, *process.children(recursive=True)]
     deployment.terminate(first)
     wait_for("the run's end", lambda: deployment.status(first) == "CANCELED")
     wait_for("the end of the process tree", lambda: not any(each.is_running() and each.status() != "zombie" for each in tree))
+    assert deployment.store.record(TRAINING) is None
 
     second = deployment.launch(asset_key(TRAINING).path)
     wait_for("the second run's end", lambda: deployment.status(second) in ("SUCCESS", "FAILURE"))
     assert deployment.status(second) == "SUCCESS"
-    assert digests(deployment.store)[str(TRAINING)] == before
-    assert [each.state for each in deployment.store.attempts(TRAINING)] == ["failed", "succeeded"]
+    assert (digests(deployment.store)[str(TRAINING)], losses(deployment)) == uninterrupted
+    assert [(each.state, each.exit_code) for each in deployment.store.attempts(TRAINING)] == [("failed", 143), ("succeeded", 0)]
 
 
-def test_a_killed_run_worker_is_retried_and_reattaches_to_its_job(deployment: Deployment) -> None:
-    address = deployment.folder / "store" / TRAINING.path
-    for path in sorted(address.rglob("*"), reverse=True):
-        path.unlink() if path.is_file() or path.is_symlink() else path.rmdir()
+def test_a_training_killed_in_mid_run_resumes_from_its_newest_checkpoint_bit_for_bit(
+    deployment: Deployment, uninterrupted: tuple[str, list[str]]
+) -> None:
+    address = start_over(deployment)
+    run = deployment.launch(asset_key(TRAINING).path)
+    some_steps(address)
+    os.kill(_pid(deployment, deployment.store.attempts(TRAINING)[-1].job), signal.SIGKILL)
+    wait_for("the run's end", lambda: deployment.status(run) in ("SUCCESS", "FAILURE"))
+    assert deployment.status(run) == "SUCCESS"
+    attempts = deployment.store.attempts(TRAINING)
+    assert [each.state for each in attempts] == ["lost", "succeeded"]
+    resumed = (deployment.folder / "store" / ".jobs" / attempts[1].job / "log").read_text()
+    assert re.search(r"from step [1-9]\d* to 40", resumed), resumed
+    assert (digests(deployment.store)[str(TRAINING)], losses(deployment)) == uninterrupted
+
+
+def test_a_killed_run_worker_leaves_its_job_and_a_new_run_attaches_to_it(
+    deployment: Deployment, uninterrupted: tuple[str, list[str]]
+) -> None:
+    start_over(deployment)
     first = deployment.launch(asset_key(TRAINING).path)
     attempt = wait_for("an attempt", lambda: deployment.store.attempts(TRAINING))[-1]
-    pid = wait_for("the job's process", lambda: _pid(deployment, attempt.job))
-    worker = next(
-        each
-        for each in psutil.process_iter(["cmdline"])
-        if any(first in part for part in each.info["cmdline"] or []) and "execute_run" in " ".join(each.info["cmdline"])
-    )
-    os.kill(worker.pid, signal.SIGKILL)
-    assert psutil.pid_exists(pid)
-    wait_for("the retried run's commit", lambda: deployment.store.record(TRAINING))
-    wait_for("a successful run", lambda: any(each["status"] == "SUCCESS" and each["runId"] != first for each in deployment.runs()[:2]))
-    assert len(deployment.store.attempts(TRAINING)) == 1
-    assert run.id == TRAINING
+    job = wait_for("the job's process", lambda: _pid(deployment, attempt.job))
+    os.kill(psutil.Process(job).ppid(), signal.SIGKILL)  # the process that started the job is the run worker
+    wait_for("Dagster's notice", lambda: deployment.status(first) == "FAILURE")
+    assert psutil.pid_exists(job)
+    second = deployment.launch(asset_key(TRAINING).path)
+    wait_for("the second run's end", lambda: deployment.status(second) in ("SUCCESS", "FAILURE"))
+    assert deployment.status(second) == "SUCCESS"
+    assert [each.state for each in deployment.store.attempts(TRAINING)] == ["succeeded"]
+    assert (digests(deployment.store)[str(TRAINING)], losses(deployment)) == uninterrupted
 
 
 def _pid(deployment: Deployment, job: str) -> int:
-    import json
-
     path = deployment.folder / "store" / ".jobs" / job / "process.json"
     return int(json.loads(path.read_text())["pid"]) if path.exists() else 0
