@@ -30,7 +30,7 @@ def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
         assets.append(artifact_asset(graph, step, experiments=users))
     return dg.Definitions(
         assets=assets,
-        jobs=[family_job(step) for step in graph if step.partitions],
+        jobs=family_jobs(graph),
         resources={"lab": Lab(prefix=default_prefix())},
         executor=dg.in_process_executor,
     )
@@ -74,13 +74,24 @@ def artifact_asset(graph: ArtifactGraph, step: ArtifactStep, experiments: Sequen
     return artifact
 
 
-def family_job(step: ArtifactStep) -> Any:
-    """A partitioned job named after what it does, for `dagster job backfill`: `filter_python_code`, `evaluate_moe_tiny`."""
-    return dg.define_asset_job(
-        f"{step.job}_{step.name.split('/')[-1]}",
-        selection=[asset_key(step.id)],
-        description=f"Build partitions of {step.id}: {step.description}",
-    )
+def family_jobs(graph: ArtifactGraph) -> list[Any]:
+    """A partitioned job for each family, for `dagster job backfill`, named after what it does: `filter_python_code`.
+
+    Where two versions of one family are declared, both jobs carry the version: `filter_python_code_v1`, `filter_python_code_v2`.
+    """
+    named: dict[str, list[ArtifactStep]] = {}
+    for step in graph:
+        if step.partitions:
+            named.setdefault("_".join([step.job, *step.name.split("/")[1:]]), []).append(step)
+    return [
+        dg.define_asset_job(
+            name if len(steps) == 1 else f"{name}_{step.version.replace('.', '_')}",
+            selection=[asset_key(step.id)],
+            description=f"Build partitions of {step.id}: {step.description}",
+        )
+        for name, steps in named.items()
+        for step in steps
+    ]
 
 
 def _mapping(step: ArtifactStep, dep: ArtifactStep) -> dg.PartitionMapping | None:

@@ -95,9 +95,10 @@ def _run(spec: JobSpec, scratch: Path, reporter: JobReporter) -> tuple[int, str 
         build(spec, scratch, reporter)
     except MarinError as error:
         return error.exit_code, f"{type(error).__name__}: {error}"
-    except OSError as error:  # a full disk, a lost mount, a refused connection
+    except OSError as error:  # a full disk, a lost mount, a refused connection; a missing file is no such thing
         traceback.print_exc()
-        return ExitCode.TRY_AGAIN, f"{type(error).__name__}: {error}"
+        misplaced = isinstance(error, FileNotFoundError | FileExistsError | IsADirectoryError | NotADirectoryError)
+        return ExitCode.BUG if misplaced else ExitCode.TRY_AGAIN, f"{type(error).__name__}: {error}"
     except Exception as error:
         traceback.print_exc()
         return ExitCode.BUG, f"{type(error).__name__}: {error}"

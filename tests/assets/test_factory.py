@@ -56,7 +56,7 @@ def test_families_are_partitions_and_have_a_backfill_job(definitions: dg.Definit
         partitions = repository.asset_graph.get(asset_key(step.id)).partitions_def
         assert (partitions.get_partition_keys() if partitions else []) == list(step.partitions)
         if step.partitions:
-            job = repository.get_job(f"{step.job}_{step.name.split('/')[-1]}")
+            job = repository.get_job("_".join([step.job, *step.name.split("/")[1:]]))
             assert job.partitions_def is not None
 
 
@@ -77,6 +77,14 @@ def test_two_experiments_that_use_one_artifact_share_one_asset() -> None:
     tags = found[dg.AssetKey(["raw", "shared-v1"])].tags
     assert {"experiment/one", "experiment/two"} <= set(tags)
     assert "experiment/two" not in found[dg.AssetKey(["tokenizer", "one-v1"])].tags
+
+
+def test_two_versions_of_a_family_live_side_by_side() -> None:
+    raw = lab.raw_source("raw/x", "v1", lab.PythonStdlib(), license="PSF-2.0")
+    versions = [lab.filtered("filtered/x", version, raw, shards=2) for version in ("v1", "v2")]
+    definitions = build_definitions([lab.experiment("both", *versions, question="?", hypothesis="!")])
+    dg.Definitions.validate_loadable(definitions)
+    assert {job.name for job in definitions.resolve_all_job_defs()} >= {"filter_x_v1", "filter_x_v2"}
 
 
 def test_one_name_with_two_configurations_is_a_load_error_with_both_places_and_the_field() -> None:

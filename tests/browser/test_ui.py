@@ -52,9 +52,9 @@ def test_the_loss_plot_of_the_training_is_a_picture_in_the_page(page: Page, depl
     assert record is not None
     page.goto(f"{deployment.url}/assets/checkpoints/small-v1?view=overview")
     expect(page.get_by_text(record.content_digest).first).to_be_visible(timeout=PATIENCE_MS)
-    row = page.locator("tr", has_text="loss_curve").first
+    row = page.locator("tr", has=page.get_by_role("cell", name="loss", exact=True)).first
     row.get_by_text("Show Markdown").click()
-    picture = page.locator("img[alt='loss_curve']")
+    picture = page.locator("img[alt=loss]")
     expect(picture).to_be_visible(timeout=PATIENCE_MS)
     assert picture.evaluate("image => image.naturalWidth") > 200
     screenshot(page, deployment, "loss")
