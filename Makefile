@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+PORT := 3000
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo dev test test-all test-browser lint format lock clean
 
@@ -24,8 +26,8 @@ $(INSTALLED): requirements.lock pyproject.toml
 demo: $(INSTALLED) ## Run the tutorial experiment: raw text to evaluated checkpoints, in minutes on two cores.
 	@$(BIN)/marin materialize tutorial
 
-dev: $(INSTALLED) ## Open the Dagster UI on this project (http://127.0.0.1:3000).
-	@$(BIN)/dagster dev
+dev: $(INSTALLED) ## Open the Dagster UI on this project, on http://127.0.0.1:3000 (or PORT=…).
+	@$(BIN)/marin dev --port $(PORT)
 
 test: $(INSTALLED) ## Run the default test suite.
 	@$(BIN)/python -m pytest -m "not slow and not browser"

@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     materialize.set_defaults(run=_materialize)
     status = commands.add_parser("status", parents=[targets], help="show what is built, served, missing or drifted")
     status.set_defaults(run=_status)
+    dev = commands.add_parser("dev", help="open the Dagster UI on this project")
+    dev.add_argument("--port", type=_positive, default=3000)
+    dev.set_defaults(run=_dev)
     return parser
 
 
@@ -76,6 +79,13 @@ def _materialize(options: argparse.Namespace) -> int:
         console.print(f"[red]{outcome.artifact}[/red]: ", end="")
         console.print(outcome.error, markup=False, highlight=False)
     return ExitCode.BUG if failed else ExitCode.DONE
+
+
+def _dev(options: argparse.Namespace) -> int:
+    from marin_assets.cli.dev import dev
+
+    dev(options.port)
+    return ExitCode.DONE
 
 
 def _status(options: argparse.Namespace) -> int:

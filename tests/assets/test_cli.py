@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,6 +46,15 @@ def test_a_prefix_that_cannot_be_written_is_said_at_once(
     monkeypatch.setenv("MARIN_PREFIX", str(tmp_path / "file" / "store"))
     assert main(["materialize", "raw/python_stdlib"]) == 64
     assert "can't be written" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named_before_dagster_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["dev", "--port", str(port)]) == 64
+    assert f"port {port} on 127.0.0.1 can't be used" in capsys.readouterr().err
 
 
 def test_status_of_an_empty_store_lists_everything_as_missing(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
