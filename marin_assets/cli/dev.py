@@ -5,6 +5,7 @@ import socket
 import sys
 from pathlib import Path
 
+from marin_assets.instance import use_project_home
 from marin_assets.lab import PROJECT
 from marin_core.errors import ConfigError
 
@@ -27,6 +28,7 @@ def dev(port: int) -> None:
                 f"port {port} on {HOST} can't be used: {error.strerror}",
                 advice=f"Stop what listens there, or choose another: make dev PORT={port + 1}",
             ) from error
+    use_project_home()
     os.chdir(PROJECT)
     command = str(Path(sys.executable).with_name("dagster"))
     os.execv(command, [command, "dev", "-w", "workspace.yaml", "-h", HOST, "-p", str(port)])  # noqa: S606
