@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from marin_assets.keys import asset_key
 from marin_assets.lab import STATE, Lab, default_prefix
 from marin_assets.metadata import DATA_VERSION_DIGITS
 from marin_core.artifact import ArtifactGraph, ArtifactId, Store
+from marin_core.errors import InfrastructureError
 
 DEFINITIONS_MODULE = "marin_assets.definitions"
 PROGRESS_INTERVAL_SECONDS = 5.0
@@ -116,7 +118,13 @@ def _run_all(
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 artifact = running.pop(future)
-                outcome = future.result()
+                try:
+                    outcome = future.result()
+                except BrokenProcessPool as error:
+                    raise InfrastructureError(
+                        f"a run worker died while it built {artifact}; its log is in {STATE / 'workers'}",
+                        advice="Run the same command again; it attaches to jobs that are still running.",
+                    ) from error
                 if outcome.error:
                     failed.add(artifact)
                 for reads in waiting.values():
@@ -135,7 +143,7 @@ def _interrupts_stop_workers(pool: ProcessPoolExecutor) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, GeneratorExit):  # the latter if it struck while the caller was printing
         for worker in multiprocessing.active_children():
             if worker.pid is not None:
                 os.kill(worker.pid, signal.SIGINT)

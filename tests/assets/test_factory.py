@@ -5,6 +5,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+import yaml
 
 from marin_assets.experiments import load_experiments
 from marin_assets.factory import build_definitions
@@ -58,6 +59,15 @@ def test_families_are_partitions_and_have_a_backfill_job(definitions: dg.Definit
         if step.partitions:
             job = repository.get_job("_".join([step.job, *step.name.split("/")[1:]]))
             assert job.partitions_def is not None
+
+
+def test_two_trainings_never_share_a_machine(definitions: dg.Definitions, graph: ArtifactGraph) -> None:
+    """Trainings wait for the one slot of their pool; nothing else competes for it."""
+    instance = yaml.safe_load((Path(__file__).resolve().parents[2] / "dagster.yaml").read_text())
+    assert instance["concurrency"]["pools"] == {"granularity": "op", "default_limit": 1}
+    for step in graph:
+        pool = definitions.get_assets_def(asset_key(step.id)).op.pool
+        assert pool == ("training" if step.job == "train" else None)
 
 
 def two(first: float, second: float) -> list[Experiment]:

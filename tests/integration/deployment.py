@@ -131,6 +131,17 @@ class Deployment:
     def status(self, run: str) -> str:
         return next(str(each["status"]) for each in self.runs() if each["runId"] == run)
 
+    def step_output(self, run: str) -> str:
+        """What the UI shows as the stdout of a run's step."""
+        events = self.graphql(
+            """query E($id: ID!) { logsForRun(runId: $id) { ... on EventConnection { events {
+                 ... on LogsCapturedEvent { fileKey } } } } }""",
+            {"id": run},
+        )["logsForRun"]["events"]
+        key = next(event["fileKey"] for event in events if event)
+        query = "query L($key: [String!]!) { capturedLogs(logKey: $key) { stdout } }"
+        return str(self.graphql(query, {"key": [run, "compute_logs", key]})["capturedLogs"]["stdout"])
+
     def terminate(self, run: str) -> None:
         self.graphql("mutation T($id: String!) { terminateRun(runId: $id) { __typename } }", {"id": run})
 

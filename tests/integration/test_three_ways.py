@@ -100,6 +100,7 @@ def test_terminate_in_the_ui_stops_the_whole_tree_and_a_new_run_resumes(
     second = deployment.launch(asset_key(TRAINING).path)
     wait_for("the second run's end", lambda: deployment.status(second) in ("SUCCESS", "FAILURE"))
     assert deployment.status(second) == "SUCCESS"
+    assert "Training checkpoints-small-v1 from step" in deployment.step_output(second)  # the job's log, in the UI
     assert (digests(deployment.store)[str(TRAINING)], losses(deployment)) == uninterrupted
     assert [(each.state, each.exit_code) for each in deployment.store.attempts(TRAINING)] == [("failed", 143), ("succeeded", 0)]
 
