@@ -105,6 +105,8 @@ def test_an_interrupt_ends_the_command_its_workers_and_the_job(sign: signal.Sign
     assert command.returncode == 130
     artifact = ArtifactId("raw/python_stdlib", "v1")
     assert store.record(artifact) is None
-    assert [process for process in psutil.process_iter() if in_group(process, command.pid)] == []
+    left = [process for process in psutil.process_iter() if in_group(process, command.pid)]
+    _, alive = psutil.wait_procs(left, timeout=20)  # helpers of multiprocessing end when they notice
+    assert [process for process in alive if in_group(process, command.pid)] == []
     (folder,) = (tmp_path / "store" / ".jobs").glob("m-*")
     assert (folder / "outcome.json").exists()
