@@ -11,7 +11,7 @@ from marin_core.artifact import ArtifactId
 from tests.integration.deployment import Deployment, running
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
-PATIENCE_MS = 60_000
+PATIENCE_MS = 120_000
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,12 @@ run_coordinator: {module: dagster.core.run_coordinator, class: QueuedRunCoordina
 concurrency:
   pools: {granularity: op, default_limit: 1}
   runs: {max_concurrent_runs: 2}
-run_monitoring: {enabled: true, poll_interval_seconds: 5, cancel_timeout_seconds: 60, max_resume_run_attempts: 0}
+run_monitoring:
+  enabled: true
+  poll_interval_seconds: 5
+  cancel_timeout_seconds: 60
+  max_resume_run_attempts: 0
+  free_slots_after_run_end_seconds: 5 # a killed run worker keeps its slot of the training pool until then
 code_servers: {local_startup_timeout: 180}
 """
 
