@@ -9,7 +9,8 @@ from marin_assets.build import BuildConfig, build_asset
 from marin_assets.keys import asset_key
 from marin_assets.lab import Lab, default_prefix
 from marin_assets.metadata import DRIFT
-from marin_core.artifact import ArtifactGraph, ArtifactStep
+from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep
+from marin_core.artifact.drift import job_code
 from marin_core.experiment import Experiment
 
 
@@ -24,10 +25,12 @@ def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
         experiment.name: {step.id for step in graph.upstream([graph[target.id] for target in experiment.targets])}
         for experiment in experiments
     }
-    assets = []
-    for step in graph:
-        users = sorted(name for name, ids in members.items() if step.id in ids)
-        assets.append(artifact_asset(graph, step, experiments=users))
+    users: dict[ArtifactId, list[str]] = {}
+    for name, ids in sorted(members.items()):
+        for artifact in ids:
+            users.setdefault(artifact, []).append(name)
+    versions = code_versions(graph)
+    assets = [artifact_asset(graph, step, versions[step.id], experiments=users[step.id]) for step in graph]
     return dg.Definitions(
         assets=assets,
         jobs=family_jobs(graph),
@@ -36,7 +39,12 @@ def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
     )
 
 
-def artifact_asset(graph: ArtifactGraph, step: ArtifactStep, experiments: Sequence[str] = ()) -> dg.AssetsDefinition:
+def code_versions(graph: ArtifactGraph) -> dict[ArtifactId, str]:
+    """What Dagster compares to call an asset unsynced: configuration and code of an artifact and of everything upstream."""
+    return graph.versions(lambda job: job_code(job).digest)
+
+
+def artifact_asset(graph: ArtifactGraph, step: ArtifactStep, code_version: str, experiments: Sequence[str] = ()) -> dg.AssetsDefinition:
     """The asset of one artifact or family."""
 
     @dg.asset(
@@ -46,7 +54,7 @@ def artifact_asset(graph: ArtifactGraph, step: ArtifactStep, experiments: Sequen
         group_name=step.stage,
         kinds=set(step.kinds),
         owners=[step.owner],
-        code_version=graph.fingerprint(step),
+        code_version=code_version,
         tags={
             "marin/name": step.name.split("/")[-1],
             "marin/version": step.version,
@@ -54,6 +62,7 @@ def artifact_asset(graph: ArtifactGraph, step: ArtifactStep, experiments: Sequen
         },
         metadata={
             "artifact": str(step.id),
+            "fingerprint": graph.fingerprint(step),
             "config": dg.MetadataValue.json(step.own_identity["config"]),
             "experiments": ", ".join(experiments),
         },

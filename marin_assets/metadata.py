@@ -26,6 +26,7 @@ def materialization_metadata(record: Record, store: Store, *, reused: bool) -> d
     shown: dict[str, dg.MetadataValue] = {
         "artifact": dg.MetadataValue.text(str(record.id)),
         "address": dg.MetadataValue.path(store.address(record.id)),
+        "payload": dg.MetadataValue.path(store.payload_url(record)),
         "fingerprint": dg.MetadataValue.text(record.fingerprint),
         "content_digest": dg.MetadataValue.text(record.content_digest),
         "reused": dg.MetadataValue.bool(reused),
@@ -45,7 +46,7 @@ def materialization_metadata(record: Record, store: Store, *, reused: bool) -> d
         if rows:
             shown[name] = table(rows)
     for name, path in record.plots.items():
-        shown[name] = _plot(store.read_payload(record.id, path), name, f"{store.address(record.id)}/{path}")
+        shown[name] = _plot(store.read_payload(record, path), name, f"{store.payload_url(record)}/{path}")
     for name, url in record.links.items():
         shown[name] = dg.MetadataValue.url(url)
     return shown

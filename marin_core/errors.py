@@ -45,6 +45,12 @@ class DataError(MarinError):
     exit_code = ExitCode.BAD_DATA
 
 
+class SupersededError(MarinError):
+    """Another builder has taken over: this one lost its lease and can't change the artifact any more. Never retried."""
+
+    exit_code = ExitCode.BAD_CONFIG
+
+
 class InfrastructureError(MarinError):
     """A disk, a network, a store or a process failed; the same attempt may succeed later."""
 

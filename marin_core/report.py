@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from marin_core.artifact.record import File
+
 Scalar = int | float | str | bool
 
 
@@ -48,6 +50,14 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Adopted:
+    """Files at a URL outside the store, with the manifest that fixes them."""
+
+    url: str
+    files: tuple[File, ...]
+
+
+@dataclass(frozen=True)
 class Report:
     """The closing report of a job; it goes into the record and from there into the Dagster UI.
 
@@ -59,6 +69,7 @@ class Report:
         content_digest: lower-case hex digest of what the artifact *means*, where that is narrower than its bytes
             (token ids rather than compressed chunks); None = the digest of all its files.
         links: name → URL (W&B run, dashboards).
+        adopted: a payload that lies elsewhere and stays there, instead of the job's output folder.
     """
 
     metrics: Mapping[str, Scalar] = field(default_factory=dict)
@@ -67,3 +78,4 @@ class Report:
     checks: Sequence[Check] = ()
     content_digest: str | None = None
     links: Mapping[str, str] = field(default_factory=dict)
+    adopted: Adopted | None = None

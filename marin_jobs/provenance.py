@@ -33,13 +33,13 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def code_state() -> Code:
-    """Git commit and cleanliness of the project's checkout, and the versions of the packages that decide results."""
+def code_state(digest: str) -> Code:
+    """Git commit and cleanliness of the project's checkout, versions of packages that decide results, and the code table's digest."""
     installed = {name: dist.version for dist in distributions() if (name := dist.name.lower()) in _PACKAGES}
     commit = _git("rev-parse", "HEAD")
     if commit is None:
-        return Code(packages=installed)
-    return Code(git_commit=commit, dirty=bool(_git("status", "--porcelain")), packages=installed)
+        return Code(packages=installed, digest=digest)
+    return Code(git_commit=commit, dirty=bool(_git("status", "--porcelain")), packages=installed, digest=digest)
 
 
 def _git(*arguments: str) -> str | None:

@@ -2,13 +2,14 @@
 
 import importlib
 import json
+import os
 import platform
 import shutil
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,16 +18,24 @@ from typing import TypeVar
 
 import fsspec
 
+from marin_core.artifact.code import CodeTable, code_table
+from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.job import JobSpec
-from marin_core.artifact.record import CheckResult, Environment, File, Record, file_sha256, manifest_digest
-from marin_core.artifact.store import META, Store
+from marin_core.artifact.lease import Heartbeat
+from marin_core.artifact.objects import local_state
+from marin_core.artifact.record import CheckResult, End, Environment, File, Record, failure_class, file_sha256, manifest_digest
+from marin_core.artifact.store import Store, attempt_folder, superseded
 from marin_core.config import Config
-from marin_core.errors import ConfigError, DataError, ExitCode, InfrastructureError, MarinError
+from marin_core.errors import ConfigError, DataError, ExitCode, MarinError, SupersededError
+from marin_core.redaction import redact
 from marin_core.report import Report
 from marin_jobs.provenance import Clock, code_state, cpu_count
 from marin_jobs.reporting import JobReporter
 
-JOBS = ("evaluate", "filter", "ingest", "mixture", "ngram", "tasks", "tokenize", "tokenizer", "train")
+STOP_GRACE_SECONDS = 60.0
+"""Time that a job which lost its lease has to stop by itself."""
+
+JOBS = ("adopt", "evaluate", "filter", "ingest", "mixture", "ngram", "summary", "tasks", "tokenize", "tokenizer", "train")
 """Modules that a spec may name; a spec comes from outside, so it chooses from a list and never imports at will."""
 
 T = TypeVar("T", bound=Config)
@@ -39,6 +48,7 @@ class JobContext:
     Attributes:
         spec: the job's spec.
         output: local folder that becomes the artifact's payload.
+        inputs: records of everything that the job may read, by address.
         reporter: progress, metrics, log lines, and whether to stop.
     """
 
@@ -46,21 +56,35 @@ class JobContext:
     store: Store
     output: Path
     scratch: Path
+    inputs: Mapping[str, Record]
     reporter: JobReporter
 
     def config(self, cls: type[T]) -> T:
         """The configuration, validated as the job's own class."""
         return cls.from_json(self.spec.config)
 
+    def record(self, address: str) -> Record:
+        """Record of the input at an address of the store.
+
+        Raises:
+            ConfigError: it was not declared as an input.
+        """
+        try:
+            return self.inputs[address]
+        except KeyError:
+            raise ConfigError(
+                f"{self.spec.id} reads {address}, which is no input of it", advice="Declare its handle in the step's deps."
+            ) from None
+
     def local(self, address: str) -> Path:
-        """Local folder with the payload at an address of the store; downloaded if the store is remote."""
-        path = self.store.local_path(address)
+        """Local folder with the payload of the input at an address; downloaded and checked if it lies elsewhere."""
+        record = self.record(address)
+        path = self.store.payload_path(record)
         if path is not None:
             return path
-        relative = address.removeprefix(self.store.prefix).lstrip("/")
-        folder = self.scratch / "inputs" / relative
+        folder = self.scratch / "inputs" / record.id.path
         if not folder.exists():
-            self.store.download(relative, folder)
+            self.store.download(record, folder)
         return folder
 
     def local_parts(self, addresses: Mapping[str, Sequence[str]]) -> dict[str, list[Path]]:
@@ -81,56 +105,121 @@ def main(arguments: Sequence[str]) -> int:
     except (OSError, ValueError, MarinError) as error:
         print(f"the job spec {arguments[0]} can't be read: {error}", file=sys.stderr)
         return ExitCode.BAD_CONFIG
-    scratch = Path(spec.scratch)
     with JobReporter.open(stop) as reporter:
-        code, message = _run(spec, scratch, reporter)
-        if message:
-            print(message, file=sys.stderr, flush=True)
-        _write_outcome(scratch, code, message)
+        return run(spec, reporter, on_lost=lambda end: _stop_soon(spec, end, stop))
+
+
+def run(spec: JobSpec, reporter: JobReporter, on_lost: Callable[[End], None] = lambda end: None) -> int:
+    """Build the artifact of a spec and leave `outcome.json` in the job's folder; returns the exit code.
+
+    Whatever happens, the attempt is closed with what became of it, unless the store can't be reached or the process is killed.
+
+    Args:
+        on_lost: called from another thread if another builder gives this attempt up.
+    """
+    clock = Clock.start()
+    target = Store(spec.output_prefix or spec.prefix)
+    code, message = int(ExitCode.DONE), None
+    with Heartbeat(target, spec.id, spec.attempt, spec.lease_seconds, on_lost) as heartbeat:
+        try:
+            build(spec, Path(spec.scratch), reporter, clock)
+        except Exception as error:
+            code, message = _explain(spec, error, heartbeat.lost)
+    if message is not None:
+        print(message, file=sys.stderr, flush=True)
+        _close_failed(spec, target, clock, code, message)
+    _write_outcome(Path(spec.scratch), code, message)
     return code
 
 
-def _run(spec: JobSpec, scratch: Path, reporter: JobReporter) -> tuple[int, str | None]:
-    try:
-        build(spec, scratch, reporter)
-    except MarinError as error:
-        return error.exit_code, f"{type(error).__name__}: {error}"
-    except OSError as error:  # a full disk, a lost mount, a refused connection; a missing file is no such thing
+def run_inline(spec: JobSpec) -> int:
+    """`run` in a process that goes on afterwards and isn't the job's own: no signals, no Pipes; leaves the same outcome."""
+    with (Path(spec.scratch) / "log").open("w") as log:
+        return run(spec, JobReporter(None, threading.Event(), log))
+
+
+def _explain(spec: JobSpec, error: Exception, lost: End | None) -> tuple[int, str]:
+    """Exit code and message of what stopped a job. A builder without a lease fails in many ways, all for this one reason."""
+    if lost is not None and not isinstance(error, SupersededError):
+        error = superseded(spec.id, spec.attempt, lost)
+    if isinstance(error, MarinError):
+        code = error.exit_code
+    else:
         traceback.print_exc()
+        # A full disk, a lost mount or a refused connection may pass; a missing file won't.
         misplaced = isinstance(error, FileNotFoundError | FileExistsError | IsADirectoryError | NotADirectoryError)
-        return ExitCode.BUG if misplaced else ExitCode.TRY_AGAIN, f"{type(error).__name__}: {error}"
-    except Exception as error:
-        traceback.print_exc()
-        return ExitCode.BUG, f"{type(error).__name__}: {error}"
-    return ExitCode.DONE, None
+        code = ExitCode.TRY_AGAIN if isinstance(error, OSError) and not misplaced else ExitCode.BUG
+    return int(code), redact(f"{type(error).__name__}: {error}")
 
 
-def build(spec: JobSpec, scratch: Path, reporter: JobReporter) -> Record:
+def _close_failed(spec: JobSpec, store: Store, clock: Clock, code: int, message: str) -> None:
+    end = End(
+        state="failed",
+        ended_at=datetime.now(UTC).isoformat(),
+        failure=failure_class(code),
+        exit_code=code,
+        error=message,
+        log=str(Path(spec.scratch) / "log"),
+        usage=clock.usage(),
+    )
+    try:
+        store.close(spec.id, spec.attempt, end)
+    except MarinError as error:  # the launcher's side closes it then, from the outcome
+        print(f"the attempt could not be closed: {error}", file=sys.stderr, flush=True)
+
+
+def _stop_soon(spec: JobSpec, end: End, stop: threading.Event) -> None:
+    """Ask the job to stop; one that doesn't listen is ended, since its work can't be used any more."""
+    print(f"SupersededError: {superseded(spec.id, spec.attempt, end)}", file=sys.stderr, flush=True)
+    stop.set()
+
+    def end_process() -> None:
+        _write_outcome(Path(spec.scratch), int(ExitCode.BAD_CONFIG), f"SupersededError: {superseded(spec.id, spec.attempt, end)}")
+        os._exit(ExitCode.BAD_CONFIG)
+
+    timer = threading.Timer(STOP_GRACE_SECONDS, end_process)
+    timer.daemon = True
+    timer.start()
+
+
+def build(spec: JobSpec, scratch: Path, reporter: JobReporter, clock: Clock) -> Record:
     """Build the artifact of a spec and commit it; returns the committed record.
 
     Raises:
         MarinError: whatever stopped it, with the exit code that says how to go on.
     """
     store = Store(spec.prefix)
-    committed = store.record(spec.id)
+    target = Store(spec.output_prefix) if spec.output_prefix else store
+    committed = target.record(spec.id)
     if committed is not None:
         reporter.log(f"{spec.id} is committed already; nothing to build")
         return committed
     module = _module(spec.job)
-    _refuse_changed_inputs(spec, store)
-    output = _prepare_output(spec, store, scratch, resumable=getattr(module, "RESUMABLE", False))
-    clock = Clock.start()
+    inputs = {store.address(artifact): record for artifact, record in _inputs(spec, store).items()}
+    for record in inputs.values():
+        store.require_intact(record)
+    output = _prepare_output(spec, target, scratch, getattr(module, "carry_over", None))
     reporter.log(f"building {spec.id}, attempt {spec.attempt}")
-    report: Report = module.run(JobContext(spec, store, output, scratch, reporter))
+    report: Report = module.run(JobContext(spec, store, output, scratch, inputs, reporter))
     reporter.log("writing the manifest")
-    record = _record(spec, report, output, clock)
-    if not store.is_local:
-        store.upload(output, spec.id)
-    if not store.commit(record):
-        raise InfrastructureError(
-            f"{spec.id} was committed by another builder meanwhile; this one's work is not used",
-            advice="Nothing: the committed artifact is served.",
-        )
+    files = report.adopted.files if report.adopted else _manifest(output)
+    if not target.is_local and report.adopted is None:
+        states = target.upload(output, spec.id, spec.attempt)
+        files = tuple(file.model_copy(update={"stamp": states[file.path].stamp}) for file in files)
+    _inputs(spec, store)  # what was read is what the record will say
+    code = code_table(f"marin_jobs.{spec.job}")
+    record = _record(spec, report, output, files, code, clock)
+    end = End(
+        state="succeeded",
+        ended_at=record.ended_at,
+        exit_code=0,
+        log=str(scratch / "log"),
+        usage=record.usage,
+        record=record,
+    )
+    record = target.commit(spec.id, end, code)
+    if record.attempt > 1:
+        target.clear_debris(spec.id, keep=record.attempt)
     reporter.log(f"committed {spec.id}: {len(record.files)} files, {record.size} bytes, content {record.content_digest[:16]}")
     return record
 
@@ -141,38 +230,63 @@ def _module(job: str) -> ModuleType:
     return importlib.import_module(f"marin_jobs.{job}")
 
 
-def _refuse_changed_inputs(spec: JobSpec, store: Store) -> None:
+def _inputs(spec: JobSpec, store: Store) -> dict[ArtifactId, Record]:
+    """Records of the inputs, refused if one isn't what the launcher found.
+
+    Raises:
+        DataError: an input was withdrawn or rebuilt.
+    """
+    records = store.records([read.id for read in spec.inputs])
     for read in spec.inputs:
-        record = store.record(read.id)
+        record = records[read.id]
         if record is None or record.content_digest != read.content_digest:
             found = "no record" if record is None else f"content {record.content_digest[:16]}"
             raise DataError(
-                f"input {read.id} changed between launch and start: {found} instead of content {read.content_digest[:16]}",
+                f"input {read.id} changed since this job was launched: {found} instead of content {read.content_digest[:16]}",
                 advice="Materialize again.",
             )
+    return {artifact: record for artifact, record in records.items() if record is not None}
 
 
-def _prepare_output(spec: JobSpec, store: Store, scratch: Path, *, resumable: bool) -> Path:
-    """The folder to build in. Whatever lies at an address without a record is debris of an earlier attempt."""
-    output = store.local_path(store.address(spec.id)) or scratch / "output"
-    if not resumable and output.exists():
-        for path in output.iterdir():
-            if path.name == META:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    output.mkdir(parents=True, exist_ok=True)
+def _prepare_output(spec: JobSpec, store: Store, scratch: Path, carry_over: Callable[[Path, Path], None] | None) -> Path:
+    """The attempt's own empty folder, or with `carry_over` one that holds what earlier attempts left for good.
+
+    It appears by a rename, complete, so that the next attempt can carry it over in turn, wherever this one dies.
+    """
+    output = store.output_path(spec.id, spec.attempt) or scratch / "output"
+    earlier = (
+        []
+        if carry_over is None
+        else [
+            path
+            for attempt in store.attempts(spec.id)
+            if attempt.number < spec.attempt and attempt.state in ("failed", "lost") and attempt.claim.fingerprint == spec.fingerprint
+            if (path := store.output_path(spec.id, attempt.number)) is not None and path.is_dir()
+        ]
+    )
+    fresh = output.with_name(f"{output.name}.new")
+    for path in (output, fresh):
+        shutil.rmtree(path, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    if carry_over is not None and earlier:
+        carry_over(earlier[-1], fresh)
+    fresh.rename(output)
+    if spec.attempt > 1:
+        store.clear_debris(spec.id, keep=spec.attempt)
     return output
 
 
-def _record(spec: JobSpec, report: Report, output: Path, clock: Clock) -> Record:
-    files = tuple(
-        File(path=path.relative_to(output).as_posix(), size=path.stat().st_size, sha256=file_sha256(path))
-        for path in sorted(output.rglob("*"))
-        if path.is_file() and path.relative_to(output).parts[0] != META
-    )
+def _manifest(output: Path) -> tuple[File, ...]:
+    """Size, checksum and stamp of every file of the payload."""
+    files = []
+    for path in sorted(output.rglob("*")):
+        if path.is_file():
+            state = local_state(path)
+            files.append(File(path=path.relative_to(output).as_posix(), size=state.size, sha256=file_sha256(path), stamp=state.stamp))
+    return tuple(files)
+
+
+def _record(spec: JobSpec, report: Report, output: Path, files: tuple[File, ...], code: CodeTable, clock: Clock) -> Record:
     manifest = manifest_digest(files)
     return Record(
         name=spec.name,
@@ -181,11 +295,12 @@ def _record(spec: JobSpec, report: Report, output: Path, clock: Clock) -> Record
         fingerprint=spec.fingerprint,
         identity=spec.identity,
         inputs=spec.inputs,
+        payload=report.adopted.url if report.adopted else attempt_folder(spec.attempt),
         files=files,
         manifest_digest=manifest,
         content_digest=report.content_digest or manifest,
         attempt=spec.attempt,
-        code=code_state(),
+        code=code_state(code.digest),
         environment=Environment(python=platform.python_version(), platform=platform.platform(), cpus=cpu_count()),
         started_at=clock.started_at,
         ended_at=datetime.now(UTC).isoformat(),

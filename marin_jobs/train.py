@@ -4,9 +4,11 @@ from marin_core.data.loader import MixtureLoader
 from marin_core.experiment.jobs import TrainJob
 from marin_core.report import Check, Report
 from marin_core.train.loop import TrainResult, train
+from marin_core.train.run_record import carry_over_run
 from marin_jobs.runtime import JobContext
 
-RESUMABLE = True
+carry_over = carry_over_run
+"""A new attempt begins with the checkpoints and metrics of the one before."""
 
 
 def run(job: JobContext) -> Report:

@@ -24,6 +24,7 @@ from dagster._utils.interrupts import capture_interrupts
 from rich.console import Console
 
 from marin_assets.build import CANCEL_ON_INTERRUPT_TAG
+from marin_assets.factory import code_versions
 from marin_assets.instance import open_instance
 from marin_assets.keys import asset_key
 from marin_assets.lab import STATE, Lab, default_prefix
@@ -58,7 +59,8 @@ def materialize(
     store = Store(default_prefix())
     store.ensure_writable()
     with open_instance() as instance:
-        known = [artifact for artifact in chosen if artifact not in rebuild and _is_known(graph, store, instance, artifact)]
+        versions = code_versions(graph)
+        known = [artifact for artifact in chosen if artifact not in rebuild and _is_known(versions, store, instance, artifact)]
         outcomes = {artifact: Outcome(artifact, "served") for artifact in known}
     todo = [artifact for artifact in chosen if artifact not in outcomes]
     console.print(f"store {store.prefix}: {len(chosen)} artifacts, {len(outcomes)} served, {len(todo)} to do")
@@ -73,8 +75,8 @@ def materialize(
     return outcomes
 
 
-def _is_known(graph: ArtifactGraph, store: Store, instance: dg.DagsterInstance, artifact: ArtifactId) -> bool:
-    """Whether the artifact is committed and its newest materialization says so, with today's fingerprint."""
+def _is_known(versions: Mapping[ArtifactId, str], store: Store, instance: dg.DagsterInstance, artifact: ArtifactId) -> bool:
+    """Whether the artifact is committed and its newest materialization says so, built as it would be today."""
     record = store.record(artifact)
     if record is None:
         return False
@@ -85,7 +87,7 @@ def _is_known(graph: ArtifactGraph, store: Store, instance: dg.DagsterInstance, 
     materialization = events[0].asset_materialization if events else None
     tags = materialization.tags or {} if materialization else {}
     known = (tags.get("dagster/code_version"), tags.get("dagster/data_version"))
-    return known == (graph.fingerprint(graph[artifact]), record.content_digest[:DATA_VERSION_DIGITS])
+    return known == (versions[artifact.family], record.content_digest[:DATA_VERSION_DIGITS])
 
 
 def _run_all(

@@ -50,6 +50,12 @@ class Observation:
 class Launcher(Protocol):
     """Starts jobs and looks after them."""
 
+    host: str
+    """Where its jobs can be seen: launchers with equal hosts see each other's jobs, others have only the heartbeat."""
+
+    adopts: bool
+    """Whether `submit` of a job that another process has begun to submit is safe; else only who claimed an attempt may submit it."""
+
     def handle(self, name: str) -> Handle:
         """The handle of a job by its name, whether or not it exists."""
 

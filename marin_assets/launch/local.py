@@ -1,8 +1,10 @@
 """Jobs as detached local processes: the embedded default. A job's folder is its identity and its memory."""
 
+import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ import psutil
 from marin_assets.launch.contract import Handle, Observation, State
 from marin_core.artifact.job import JobSpec
 from marin_core.errors import ExitCode
+from marin_core.redaction import redact
 
 START_TIMEOUT_SECONDS = 60
 """A claimed folder without a process for this long belongs to a launcher that died while starting it."""
@@ -33,7 +36,10 @@ class LocalLauncher:
     evaluation of the next checkpoint, compiles nothing.
     """
 
-    def __init__(self, root: Path) -> None:
+    adopts = True
+
+    def __init__(self, root: Path, host: str | None = None) -> None:
+        self.host = host or this_host()
         self._root = root
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -48,6 +54,10 @@ class LocalLauncher:
         except FileExistsError:
             return handle
         _write(handle.folder / "spec.json", spec.model_dump_json())
+        self._start(handle, spec, environment)
+        return handle
+
+    def _start(self, handle: Handle, spec: JobSpec, environment: Mapping[str, str]) -> None:
         with (handle.folder / "log").open("wb") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "marin_jobs", str(handle.folder / "spec.json")],
@@ -58,10 +68,12 @@ class LocalLauncher:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._children[name] = child
-        started = psutil.Process(child.pid).create_time()  # pids are reused; a pid with its start time is not
-        _write(handle.folder / "process.json", json.dumps({"pid": child.pid, "started": started}))
-        return handle
+        self._children[handle.name] = child
+        self._remember(handle, child.pid)
+
+    def _remember(self, handle: Handle, pid: int) -> None:
+        started = psutil.Process(pid).create_time()  # pids are reused; a pid with its start time is not
+        _write(handle.folder / "process.json", json.dumps({"pid": pid, "started": started}))
 
     def observe(self, handle: Handle) -> Observation:
         if outcome := self._outcome(handle):
@@ -93,7 +105,7 @@ class LocalLauncher:
                 text = log.read().decode(errors="replace")
         except FileNotFoundError:
             return ""
-        return "\n".join(text.splitlines()[-tail_lines:])
+        return redact("\n".join(text.splitlines()[-tail_lines:]))
 
     def _process(self, handle: Handle) -> psutil.Process | None:
         """The job's own process if it is alive; a zombie, or another process with its pid, is not."""
@@ -135,6 +147,32 @@ class LocalLauncher:
             return Observation(State.PREEMPTED, code, "the job was asked to stop before it had begun")
         how = f"killed by {signal.Signals(-code).name}" if code else "gone without a word"
         return Observation(State.VANISHED, code, f"the job's process was {how}")
+
+
+class InlineLauncher(LocalLauncher):
+    """Runs a job in this process, to its end, when it is submitted: for steps of plain Python that take less than starting a process.
+
+    A launcher may load `marin_jobs`, which the rest of `marin_assets` never does: it is what starts jobs. An inline job dies with
+    its run worker and is then found vanished, like any other.
+    """
+
+    adopts = False
+
+    def _start(self, handle: Handle, spec: JobSpec, environment: Mapping[str, str]) -> None:
+        runtime = importlib.import_module("marin_jobs.runtime")
+        self._remember(handle, os.getpid())
+        runtime.run_inline(spec)
+
+    def cancel(self, handle: Handle, grace_seconds: float = CANCEL_GRACE_SECONDS) -> None:
+        """Nothing to stop: whoever could ask is the process that runs it, or can't reach it."""
+
+
+def this_host() -> str:
+    """Name of what shares one table of processes: this boot of this machine, and this container of it."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/pid")
+    started = boot.read_text().strip()[:8] if boot.exists() else str(int(psutil.boot_time()))
+    return f"{socket.gethostname()}-{started}" + (f"-{namespace.readlink().name[5:-1]}" if namespace.is_symlink() else "")
 
 
 def _write(path: Path, text: str) -> None:

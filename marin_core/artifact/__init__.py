@@ -2,7 +2,7 @@
 
 from marin_core.artifact.graph import ArtifactGraph
 from marin_core.artifact.identity import ArtifactId
-from marin_core.artifact.record import Attempt, Input, Record
+from marin_core.artifact.record import Attempt, Claim, End, Input, Record
 from marin_core.artifact.step import ArtifactStep, CheckDeclaration, Resources, StepContext
 from marin_core.artifact.store import Store
 
@@ -12,6 +12,8 @@ __all__ = [
     "ArtifactStep",
     "Attempt",
     "CheckDeclaration",
+    "Claim",
+    "End",
     "Input",
     "Record",
     "Resources",

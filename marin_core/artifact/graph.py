@@ -1,7 +1,7 @@
 """`ArtifactGraph`: some handles and everything they depend on, each artifact once, in an order in which it can be built."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from marin_core.artifact.canonical import FINGERPRINT_DIGITS, digest, flatten
@@ -52,6 +52,18 @@ class ArtifactGraph:
     def identity(self, step: ArtifactStep) -> dict[str, Any]:
         """The document behind the fingerprint, as a record keeps it: job, config, and dependency → fingerprint."""
         return {**step.own_identity, "deps": {str(dep.id): self._fingerprints[dep.id] for dep in step.deps}}
+
+    def versions(self, code: Callable[[str], str]) -> dict[ArtifactId, str]:
+        """Fingerprints that cover code as well: 16 hex digits over a step's own identity, its job's code, and the same upstream.
+
+        Args:
+            code: digest of a job's code, by the job's name.
+        """
+        versions: dict[ArtifactId, str] = {}
+        for step in self:
+            inputs = {str(dep.id): versions[dep.id] for dep in step.deps}
+            versions[step.id] = digest({**step.own_identity, "code": code(step.job), "deps": inputs})[:FINGERPRINT_DIGITS]
+        return versions
 
     def upstream(self, targets: Iterable[ArtifactStep]) -> list[ArtifactStep]:
         """The targets and everything they depend on, in build order."""

@@ -16,7 +16,9 @@ class JobSpec(Config):
         config: the job's configuration at this place.
         identity: the document behind `fingerprint` (see `Record.identity`).
         inputs: committed inputs as the launcher found them; the job refuses inputs that changed since.
-        attempt: number of this try, from 1.
+        attempt: number of this try, from 1; the fencing number of its lease.
+        output_prefix: prefix below which the artifact is built, where that isn't `prefix`: a reproduction at a shadow address.
+        lease_seconds: silence after which other builders may take over.
         scratch: folder of this job on the machine that runs it.
     """
 
@@ -32,6 +34,8 @@ class JobSpec(Config):
     inputs: tuple[Input, ...]
     attempt: int
     scratch: str
+    output_prefix: str | None = None
+    lease_seconds: float = 60.0
     dagster_run_id: str | None = None
 
     @property

@@ -1,10 +1,11 @@
 """The record of an artifact: written last, once, it *is* the commit."""
 
 import hashlib
+import secrets
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from marin_core.artifact.canonical import digest, flatten
 from marin_core.artifact.identity import ArtifactId
@@ -17,11 +18,16 @@ class _Document(BaseModel):
 
 
 class File(_Document):
-    """One file of the payload; `path` is relative to the artifact's address."""
+    """One file of the payload; `path` is relative to the payload's folder.
+
+    `stamp` is what the store knew about the file when it was committed (`FileState.stamp`): while it stays, the content does.
+    It is no part of the manifest digest.
+    """
 
     path: str
     size: int
     sha256: str
+    stamp: str = ""
 
 
 class Input(_Document):
@@ -48,11 +54,16 @@ class CheckResult(_Document):
 
 
 class Code(_Document):
-    """The code that built it: git commit (None outside a checkout), whether the tree had changes, package versions."""
+    """The code that built it: git commit (None outside a checkout), whether the tree had changes, package versions.
+
+    `digest` is that of the code table (`CodeTable.digest`), which lies beside the claim of the attempt that built it; "" in records
+    from before code was part of identity.
+    """
 
     git_commit: str | None = None
     dirty: bool | None = None
     packages: dict[str, str] = {}
+    digest: str = ""
 
 
 class Environment(_Document):
@@ -74,7 +85,9 @@ class Usage(_Document):
 class Record(_Document):
     """Everything that is known about a committed artifact (`.artifact/record.json`).
 
-    `identity` is the document behind `fingerprint`: job, canonical config, dependency → fingerprint.
+    `identity` is the document behind `fingerprint`: job, canonical config, dependency → fingerprint. `payload` is the folder of
+    the files: a path relative to the address ("" in records of before attempts had folders of their own), or the URL of a place
+    outside the store from which it was adopted.
     """
 
     schema_version: Literal[1] = 1
@@ -84,6 +97,7 @@ class Record(_Document):
     fingerprint: str
     identity: dict[str, Any]
     inputs: tuple[Input, ...] = ()
+    payload: str = ""
     files: tuple[File, ...]
     manifest_digest: str
     content_digest: str
@@ -119,22 +133,75 @@ class Record(_Document):
         )
 
 
-class Attempt(_Document):
-    """One try at building an artifact (`.artifact/attempts/N.json`), kept whatever becomes of it.
+FailureClass = Literal["config", "data", "bug", "infrastructure", "preempted"]
+"""Why an attempt ended without a commit; retries have a budget for each class."""
 
-    `job` is the launcher's name of the job, so that whoever looks next can attach to it.
+
+def failure_class(exit_code: int | None) -> FailureClass:
+    """The class of an exit code; a process that was killed without a word is infrastructure."""
+    known: dict[int | None, FailureClass] = {64: "config", 65: "data", 75: "infrastructure", 143: "preempted", -15: "preempted"}
+    if exit_code is None or exit_code < 0:
+        return known.get(exit_code, "infrastructure")
+    return known.get(exit_code, "bug")
+
+
+class Claim(_Document):
+    """The beginning of an attempt (`.artifact/attempts/N/claim.json`), created by whoever was first.
+
+    Its number is the fencing number: a higher one is claimed only after this attempt was closed, and a closed attempt can't commit.
+
+    Attributes:
+        job: the launcher's name of the job, so that whoever looks next can attach to it.
+        host: machine whose launcher can see the job; elsewhere only the heartbeat tells whether it lives.
+        token: differs between any two claims, so that a writer whose answer was lost can tell its own.
     """
 
     number: int
-    state: Literal["submitted", "succeeded", "failed", "lost"]
     job: str
     fingerprint: str
     submitted_at: str
-    ended_at: str | None = None
+    host: str = ""
+    token: str = Field(default_factory=lambda: secrets.token_hex(8))
+    dagster_run_id: str | None = None
+
+
+class End(_Document):
+    """The end of an attempt (`.artifact/attempts/N/end.json`), created once: by its job, or by whoever found the job dead.
+
+    A success carries the record; publishing it is all that remains to be done, and anyone can do it.
+    """
+
+    state: Literal["succeeded", "failed", "lost"]
+    ended_at: str
+    failure: FailureClass | None = None
     exit_code: int | None = None
     error: str | None = None
     log: str | None = None
-    dagster_run_id: str | None = None
+    usage: Usage | None = None
+    record: Record | None = None
+
+
+class Attempt(_Document):
+    """One try at building an artifact, kept whatever becomes of it: its claim and, once it is over, its end."""
+
+    claim: Claim
+    end: End | None = None
+
+    @property
+    def number(self) -> int:
+        return self.claim.number
+
+    @property
+    def state(self) -> Literal["open", "succeeded", "failed", "lost"]:
+        return self.end.state if self.end else "open"
+
+    @property
+    def error(self) -> str | None:
+        return self.end.error if self.end else None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.end.exit_code if self.end else None
 
 
 def manifest_digest(files: tuple[File, ...]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -24,10 +24,15 @@ class Resources(Config):
     Attributes:
         cpus: processor cores that the job keeps busy.
         pool: Dagster concurrency pool whose slots the job competes for; None = only the run queue limits it.
+        inline: run the job in the run worker itself; for plain Python that takes less than starting a process.
     """
 
     cpus: int = Field(default=1, ge=1)
     pool: str | None = None
+    inline: bool = False
+
+
+OnDrift = Literal["serve", "fail", "rebuild"]
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,9 @@ class ArtifactStep:
         deps: handles of everything it reads.
         partitions: keys of the family's members; empty for a single artifact.
         resources: what the job needs (not identity).
+        on_drift: what to do with a committed artifact that would be built differently today: serve it and warn, fail, or
+            rebuild it (`dev` only). Not identity.
+        pin: URL of an artifact committed in another place or store, to be served instead of building. Not identity.
         checks: asset checks that every build reports.
         description: one sentence for the catalogue.
         owner: e-mail address or `team:name`.
@@ -111,6 +119,8 @@ class ArtifactStep:
     deps: tuple["ArtifactStep", ...] = ()
     partitions: tuple[str, ...] = ()
     resources: Resources = field(default_factory=Resources)
+    on_drift: OnDrift = "serve"
+    pin: str | None = None
     checks: tuple[CheckDeclaration, ...] = ()
     description: str = ""
     owner: str = "team:lab"
@@ -130,6 +140,11 @@ class ArtifactStep:
                     f"{self.id} has a fixed version but depends on {', '.join(mutable)}",
                     advice="Give the dependency a fixed version, or make this artifact 'dev' too.",
                 )
+        if self.on_drift == "rebuild" and self.version != DEV:
+            raise ConfigError(
+                f"{self.id} has a fixed version, which is never rebuilt, but says on_drift='rebuild'",
+                advice="Use the version 'dev', or on_drift='fail'.",
+            )
         _ = self.own_identity  # a bad literal fails here, where the experiment made the handle
 
     @cached_property

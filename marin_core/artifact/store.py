@@ -1,20 +1,36 @@
-"""The store: `{prefix}/{name}/{version}` on local files or any fsspec URL, with create-only commits."""
+"""The store: `{prefix}/{name}/{version}[/{partition}]`, with attempts that are claimed once, closed once, and committed once.
 
-import os
-import secrets
+The protocol needs nothing of a backend but create-only writes, and no clock:
+
+1. `claim` attempt N by creating `.artifact/attempts/N/claim.json`. Before, every earlier attempt was closed.
+2. Build in a folder of the attempt's own, `attempt-N`; nobody else ever writes there.
+3. `close` it by creating `.artifact/attempts/N/end.json`: its own job with the record in it, or another builder with "lost".
+   Whichever is first stands, so an attempt that was given up can't commit, however late it wakes.
+4. Publish the record by creating `.artifact/record.json`. Only a closed success has one, so whoever finds one unpublished can do it.
+
+Folders of attempts that were closed without success are debris, which anyone may clear at any time.
+"""
+
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-import fsspec
 from pydantic import ValidationError
 
 from marin_core.artifact.canonical import canonical_json
-from marin_core.artifact.identity import ArtifactId
-from marin_core.artifact.record import Attempt, Record
-from marin_core.errors import ConfigError, DataError, InfrastructureError
+from marin_core.artifact.code import CodeTable
+from marin_core.artifact.identity import DEV, ArtifactId
+from marin_core.artifact.objects import FileState, LocalObjects, Objects, local_state, open_objects
+from marin_core.artifact.record import Attempt, Claim, End, Record, file_sha256
+from marin_core.errors import ConfigError, DataError, SupersededError
+from marin_core.redaction import redact
 
 META = ".artifact"
 """Folder of an artifact's own bookkeeping; everything else at the address is payload."""
+
+
+def attempt_folder(number: int) -> str:
+    """Folder of the payload that an attempt builds, relative to the artifact's address."""
+    return f"attempt-{number}"
 
 
 class Store:
@@ -25,24 +41,17 @@ class Store:
     """
 
     def __init__(self, prefix: str) -> None:
-        try:
-            fs, root = fsspec.core.url_to_fs(prefix)
-        except (ValueError, ImportError) as error:
-            raise ConfigError(
-                f"the store prefix {prefix!r} can't be opened: {error}",
-                advice="Set MARIN_PREFIX to a folder or an fsspec URL such as file:///data/lab or gs://bucket/lab.",
-            ) from error
-        self.is_local = fs.protocol == "file" or "file" in fs.protocol
-        self._fs: Any = fs
-        self._root = root.rstrip("/")
-        self.prefix = f"file://{self._root}" if self.is_local else prefix.rstrip("/")
+        self._objects: Objects = open_objects(prefix)
+        self.prefix = self._objects.url
+        self.is_local = isinstance(self._objects, LocalObjects)
+
+    @property
+    def objects(self) -> Objects:
+        """The bare objects below the prefix."""
+        return self._objects
 
     def address(self, artifact: ArtifactId) -> str:
         return f"{self.prefix}/{artifact.path}"
-
-    def local_path(self, url: str) -> Path | None:
-        """Path of an address on this machine's disk, or None if it lies elsewhere."""
-        return Path(url.removeprefix("file://")) if self.is_local else None
 
     def ensure_writable(self) -> None:
         """Fail early, and for the right reason, when nothing could be saved.
@@ -50,12 +59,10 @@ class Store:
         Raises:
             ConfigError: the prefix can't be created or written.
         """
-        probe = f"{self._root}/.write-probe-{secrets.token_hex(4)}"
+        probe = ".write-probe"
         try:
-            self._fs.makedirs(self._root, exist_ok=True)
-            self._fs.pipe_file(probe, b"")
-            self._fs.rm_file(probe)
-        except Exception as error:  # every backend has errors of its own here
+            self._objects.replace(probe, b"")
+        except Exception as error:
             raise ConfigError(
                 f"the store prefix {self.prefix} can't be written: {error}",
                 advice="Point MARIN_PREFIX at a place this user may write, or correct its permissions.",
@@ -69,131 +76,269 @@ class Store:
         Raises:
             DataError: a record is there but can't be read.
         """
-        path = self._meta(artifact, "record.json")
-        data = self._read(path)
+        return self._record(artifact, self._objects.read(_meta(artifact, "record.json")))
+
+    def records(self, artifacts: Iterable[ArtifactId]) -> dict[ArtifactId, Record | None]:
+        """The committed records of many artifacts, read together."""
+        paths = {artifact: _meta(artifact, "record.json") for artifact in artifacts}
+        found = self._objects.read_many(list(paths.values()))
+        return {artifact: self._record(artifact, found.get(path)) for artifact, path in paths.items()}
+
+    def _record(self, artifact: ArtifactId, data: bytes | None) -> Record | None:
         if data is None:
             return None
-        try:
-            return Record.model_validate_json(data)
-        except ValidationError as error:
-            raise DataError(
-                f"the record of {artifact} at {path} is damaged: {error}",
-                advice="Restore the file from a backup, or give the artifact a new version; it is never guessed.",
-            ) from error
-
-    def commit(self, record: Record) -> bool:
-        """Publish the record; False if another builder has committed first, whose record stays."""
-        return self._create(self._meta(record.id, "record.json"), _document(record))
+        record = _parse(Record, data, f"the record of {artifact} at {self.prefix}/{_meta(artifact, 'record.json')}")
+        if artifact.version == DEV and self._is_withdrawn(artifact, record.attempt):
+            return None  # a late builder published what had been withdrawn
+        return record
 
     def withdraw(self, artifact: ArtifactId) -> None:
         """Take back the commit of a `dev` artifact so that it can be rebuilt; its payload is debris from here on."""
-        if artifact.version != "dev":
+        if artifact.version != DEV:
             raise ConfigError(f"{artifact} has a fixed version and is never rebuilt", advice="Give it a new version.")
-        self._fs.rm_file(self._meta(artifact, "record.json"))
+        self.forget(artifact)
+
+    def forget(self, artifact: ArtifactId) -> None:
+        """Take back a commit whatever the version: housekeeping alone may do this, after it was asked to."""
+        record = self.record(artifact)
+        if record is not None:
+            self._objects.create(_meta(artifact, f"attempts/{record.attempt:05d}/withdrawn.json"), b"{}")
+            self._objects.delete(_meta(artifact, "record.json"))
+
+    def _is_withdrawn(self, artifact: ArtifactId, number: int) -> bool:
+        return self._objects.read(_meta(artifact, f"attempts/{number:05d}/withdrawn.json")) is not None
 
     # Attempts ----------------------------------------------------------------------------------------------------
 
     def attempts(self, artifact: ArtifactId) -> list[Attempt]:
         """All attempts so far, in order."""
-        folder = self._meta(artifact, "attempts")
-        try:
-            paths = self._fs.ls(folder, detail=False)
-        except FileNotFoundError:
-            return []
-        documents = (self._read(path) for path in sorted(paths) if path.endswith(".json"))
-        return [Attempt.model_validate_json(data) for data in documents if data is not None]
+        names = [name for name in self._objects.names(_meta(artifact, "attempts")) if name.isdigit()]
+        paths = {name: (_meta(artifact, f"attempts/{name}/claim.json"), _meta(artifact, f"attempts/{name}/end.json")) for name in names}
+        found = self._objects.read_many([path for pair in paths.values() for path in pair])
+        attempts = []
+        for claim, end in paths.values():
+            if claim in found:
+                where = f"attempt of {artifact} at {self.prefix}/{claim}"
+                ended = _parse(End, found[end], where) if end in found else None
+                attempts.append(Attempt(claim=_parse(Claim, found[claim], where), end=ended))
+        return attempts
 
-    def begin_attempt(self, artifact: ArtifactId, attempt: Attempt) -> bool:
-        """Claim an attempt number; False if someone else has claimed it."""
-        return self._create(self._attempt_path(artifact, attempt.number), _document(attempt))
+    def claim(self, artifact: ArtifactId, claim: Claim) -> bool:
+        """Begin an attempt; False if someone else has claimed its number. All earlier attempts must be closed."""
+        return self._objects.create(_meta(artifact, f"attempts/{claim.number:05d}/claim.json"), _document(claim))
 
-    def end_attempt(self, artifact: ArtifactId, attempt: Attempt) -> None:
-        self._replace(self._attempt_path(artifact, attempt.number), _document(attempt))
+    def beat(self, artifact: ArtifactId, number: int, count: int) -> None:
+        """A sign of life of an attempt; `count` differs from that of the beat before."""
+        self._objects.replace(_meta(artifact, f"attempts/{number:05d}/heartbeat.json"), canonical_json({"beat": count}))
+
+    def last_beat(self, artifact: ArtifactId, number: int) -> bytes | None:
+        """The newest sign of life, whose bytes differ from beat to beat."""
+        return self._objects.read(_meta(artifact, f"attempts/{number:05d}/heartbeat.json"))
+
+    def end(self, artifact: ArtifactId, number: int) -> End | None:
+        """How an attempt ended, or None while it is open."""
+        data = self._objects.read(_meta(artifact, f"attempts/{number:05d}/end.json"))
+        return None if data is None else _parse(End, data, f"the end of attempt {number} of {artifact}")
+
+    def close(self, artifact: ArtifactId, number: int, end: End) -> End:
+        """End an attempt; returns the end that stands, which is another's if that was there first."""
+        document = _document(end)
+        if self._objects.create(_meta(artifact, f"attempts/{number:05d}/end.json"), document):
+            return end
+        standing = self.end(artifact, number)
+        if standing is None:
+            raise DataError(
+                f"attempt {number} of {artifact} was closed and its end is gone", advice="Restore the file, or make a new version."
+            )
+        return standing
+
+    def commit(self, artifact: ArtifactId, end: End, code: CodeTable | None = None) -> Record:
+        """Close an attempt as succeeded and publish its record; returns the record that stands.
+
+        Raises:
+            SupersededError: another builder has given this attempt up; nothing was changed.
+        """
+        record = end.record
+        if record is None:
+            raise ValueError("only a success with a record can be committed")
+        if code is not None:
+            self._objects.create(_meta(artifact, f"attempts/{record.attempt:05d}/code.json"), _document(code))
+        standing = self.close(artifact, record.attempt, end)
+        if standing.record is None:
+            raise superseded(artifact, record.attempt, standing)
+        self._publish(artifact, standing.record)
+        return standing.record
+
+    def settle(self, artifact: ArtifactId) -> Record | None:
+        """The committed record; one that its builder closed but could not publish any more is published now."""
+        record = self.record(artifact)
+        if record is not None:
+            return record
+        for attempt in reversed(self.attempts(artifact)):
+            if attempt.end is not None and attempt.end.record is not None and not self._is_withdrawn(artifact, attempt.number):
+                self._publish(artifact, attempt.end.record)
+                return attempt.end.record
+        return None
+
+    def _publish(self, artifact: ArtifactId, record: Record) -> None:
+        path = _meta(artifact, "record.json")
+        while not self._objects.create(path, _document(record)):
+            if self.record(artifact) is not None:
+                return
+            self._objects.delete(path)  # of a `dev` attempt that was withdrawn and published too late
+
+    def code_table(self, record: Record) -> CodeTable | None:
+        """The code that built an artifact, definition by definition; None in records of before it was kept."""
+        data = self._objects.read(_meta(record.id, f"attempts/{record.attempt:05d}/code.json"))
+        return None if data is None else _parse(CodeTable, data, f"the code table of {record.id}")
 
     # Payload -----------------------------------------------------------------------------------------------------
 
-    def upload(self, folder: Path, artifact: ArtifactId) -> None:
-        """Copy a locally built payload to a remote address."""
-        target = f"{self._root}/{artifact.path}"
+    def payload_url(self, record: Record) -> str:
+        """URL of the folder that holds the files of a committed artifact."""
+        if "://" in record.payload:
+            return record.payload
+        return f"{self.address(record.id)}/{record.payload}".rstrip("/")
+
+    def payload_path(self, record: Record) -> Path | None:
+        """The same as a path of this machine, or None if it lies elsewhere."""
+        return local_path(self.payload_url(record))
+
+    def output_path(self, artifact: ArtifactId, number: int) -> Path | None:
+        """Where an attempt builds on this machine's disk, or None in a remote store."""
+        return local_path(f"{self.address(artifact)}/{attempt_folder(number)}")
+
+    def upload(self, folder: Path, artifact: ArtifactId, number: int) -> dict[str, FileState]:
+        """Copy a locally built payload to the attempt's folder of a remote store; what the store says about its files then."""
+        target = f"{artifact.path}/{attempt_folder(number)}"
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                relative = path.relative_to(folder).as_posix()
-                self._fs.makedirs(f"{target}/{relative}".rsplit("/", 1)[0], exist_ok=True)
-                self._fs.put_file(str(path), f"{target}/{relative}")
+                self._objects.upload(path, f"{target}/{path.relative_to(folder).as_posix()}")
+        return self._objects.files(target)
 
-    def download(self, artifact_path: str, folder: Path) -> None:
-        """Copy the payload below an address (relative to the prefix) to a local folder, records included."""
-        source = f"{self._root}/{artifact_path}"
-        for path in self._fs.find(source):
-            target = folder / path.removeprefix(source).lstrip("/")
+    def download(self, record: Record, folder: Path) -> None:
+        """Copy the files of a committed artifact to a local folder, checking each against the manifest.
+
+        Raises:
+            DataError: a file is gone or isn't what was committed.
+        """
+        source = open_objects(self.payload_url(record))
+        for file in record.files:
+            target = folder / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._fs.get_file(path, str(target))
+            try:
+                source.download(file.path, target)
+            except FileNotFoundError:
+                raise _corrupt(record, [f"{file.path} is gone"]) from None
+            if file_sha256(target) != file.sha256:
+                raise _corrupt(record, [f"{file.path} has another content"])
 
-    def read_payload(self, artifact: ArtifactId, path: str) -> bytes:
+    def read_payload(self, record: Record, path: str) -> bytes:
         """Bytes of one payload file.
 
         Raises:
             DataError: the file is gone although the artifact is committed.
         """
-        data = self._read(f"{self._root}/{artifact.path}/{path}")
+        data = open_objects(self.payload_url(record)).read(path)
         if data is None:
-            raise DataError(f"{artifact} has lost its file {path}", advice="Restore it, or build a new version.")
+            raise _corrupt(record, [f"{path} is gone"])
         return data
 
-    # Files -------------------------------------------------------------------------------------------------------
+    def require_intact(self, record: Record, *, every_byte: bool = False) -> None:
+        """Refuse to serve an artifact whose payload isn't what was committed.
 
-    def _meta(self, artifact: ArtifactId, name: str) -> str:
-        return f"{self._root}/{artifact.path}/{META}/{name}"
+        Presence and size of every file are checked, and the checksum of those that changed since the commit; with `every_byte` of all.
 
-    def _attempt_path(self, artifact: ArtifactId, number: int) -> str:
-        return self._meta(artifact, f"attempts/{number:05d}.json")
+        Raises:
+            DataError: names every file that is missing or differs.
+        """
+        problems = self.damage(record, every_byte=every_byte)
+        if problems:
+            raise _corrupt(record, problems)
 
-    def _read(self, path: str) -> bytes | None:
-        try:
-            return bytes(self._fs.cat_file(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise InfrastructureError(f"{path} can't be read: {error}", advice="Try again when the store answers.") from error
+    def damage(self, record: Record, *, every_byte: bool = False) -> list[str]:
+        """What is wrong with the payload of a committed artifact, one sentence a file (see `require_intact`)."""
+        source = open_objects(self.payload_url(record))
+        states = self._states(source, record)
+        problems = []
+        for file in record.files:
+            state = states.get(file.path)
+            if state is None:
+                problems.append(f"{file.path} is gone")
+            elif state.size != file.size:
+                problems.append(f"{file.path} has {state.size} bytes instead of {file.size}")
+            elif (every_byte or state.stamp != file.stamp) and source.sha256(file.path) != file.sha256:
+                problems.append(f"{file.path} has another content")
+        return problems
 
-    def _create(self, path: str, data: bytes) -> bool:
-        """Write a file that must not exist yet, all of it or nothing; False if it exists."""
-        if self.is_local:
-            return _create_local(Path(path), data)
-        try:
-            self._fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            return False
-        return True
+    def _states(self, source: Objects, record: Record) -> Mapping[str, FileState]:
+        if not isinstance(source, LocalObjects):
+            return source.files("")
+        return {file.path: local_state(path) for file in record.files if (path := source.root / file.path).is_file()}
 
-    def _replace(self, path: str, data: bytes) -> None:
-        if not self.is_local:
-            self._fs.pipe_file(path, data)
-            return
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        temporary.write_bytes(data)
-        temporary.replace(target)
-
-
-def _document(document: Record | Attempt) -> bytes:
-    return canonical_json(document.model_dump(mode="json"))
+    def clear_debris(self, artifact: ArtifactId, *, keep: int) -> None:
+        """Delete the folders of attempts that were closed without success or withdrawn, save that of one attempt."""
+        for attempt in self.attempts(artifact):
+            stands = attempt.end is None or (attempt.end.record is not None and not self._is_withdrawn(artifact, attempt.number))
+            if attempt.number != keep and not stands:
+                self._objects.delete_tree(f"{artifact.path}/{attempt_folder(attempt.number)}")
 
 
-def _create_local(path: Path, data: bytes) -> bool:
-    """A hard link to a complete, synced file appears at once and only if the name is free, also after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+def committed_at(address: str) -> tuple[Record, CodeTable | None]:
+    """The record at an address of any store, its payload given by URL, and the code table beside it.
+
+    Raises:
+        ConfigError: nothing is committed there.
+    """
+    objects = open_objects(address)
+    data = objects.read(f"{META}/record.json")
+    if data is None:
+        raise ConfigError(f"nothing is committed at {address}", advice="Correct the address; it ends in name/version[/partition].")
+    record = _parse(Record, data, f"the record at {address}")
+    code = objects.read(f"{META}/attempts/{record.attempt:05d}/code.json")
+    payload = record.payload if "://" in record.payload else f"{objects.url}/{record.payload}".rstrip("/")
+    table = None if code is None else _parse(CodeTable, code, f"the code table at {address}")
+    return record.model_copy(update={"payload": payload}), table
+
+
+def local_path(url: str) -> Path | None:
+    """Path of a URL on this machine's disk, or None if it lies elsewhere."""
+    if url.startswith("file://") or "://" not in url:
+        return Path(url.removeprefix("file://"))
+    return None
+
+
+def superseded(artifact: ArtifactId, number: int, end: End) -> SupersededError:
+    """The error of a builder that finds its attempt closed by another."""
+    return SupersededError(
+        f"attempt {number} of {artifact} lost its lease and was given up by another builder ({end.error or end.state}); "
+        "its work is not used and nothing was changed",
+        advice="Nothing: the builder that took over goes on, or has committed already.",
+    )
+
+
+def _corrupt(record: Record, problems: list[str]) -> DataError:
+    shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+    return DataError(
+        f"{record.id} is corrupt: {shown}",
+        advice="Restore the files from a backup, or build a new version; "
+        f"`marin verify {record.id}` lists everything, and what was built from it can be checked with `marin lineage`.",
+    )
+
+
+def _meta(artifact: ArtifactId, name: str) -> str:
+    return f"{artifact.path}/{META}/{name}"
+
+
+def _document(document: Record | Claim | End | CodeTable) -> bytes:
+    return redact(canonical_json(document.model_dump(mode="json")).decode()).encode()
+
+
+def _parse[T: (Record, Claim, End, CodeTable)](cls: type[T], data: bytes, where: str) -> T:
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        return True
-    finally:
-        temporary.unlink(missing_ok=True)
+        return cls.model_validate_json(data)
+    except ValidationError as error:
+        raise DataError(
+            f"{where} is damaged: {error}",
+            advice="Restore the file from a backup, or give the artifact a new version; it is never guessed.",
+        ) from error

@@ -4,6 +4,7 @@ from marin_core.data.config import CodeQuality, GopherQuality, GopherRepetition,
 from marin_core.evaluate.config import EvaluateConfig
 from marin_core.experiment.data import filtered, mixture, raw_source, tokenized, tokenizer
 from marin_core.experiment.evaluation import eval_tasks, evaluate, ngram_baseline
+from marin_core.experiment.existing import adopted, pinned, summary
 from marin_core.experiment.experiment import Experiment, experiment
 from marin_core.experiment.training import train_lm
 from marin_core.model.config import moe_tiny
@@ -19,6 +20,7 @@ __all__ = [
     "MinCharacters",
     "OptimizerConfig",
     "PythonStdlib",
+    "adopted",
     "eval_tasks",
     "evaluate",
     "experiment",
@@ -26,7 +28,9 @@ __all__ = [
     "mixture",
     "moe_tiny",
     "ngram_baseline",
+    "pinned",
     "raw_source",
+    "summary",
     "tokenized",
     "tokenizer",
     "train_lm",

@@ -1,6 +1,8 @@
 """The configuration of each job: settings from the experiment, and addresses that the context fills in."""
 
-from marin_core.config import Config
+from pydantic import Field
+
+from marin_core.config import OPERATIONAL, Config
 from marin_core.data.config import FilterConfig, IngestConfig, MixtureConfig, TokenizeConfig, TokenizerConfig
 from marin_core.evaluate.config import EvaluateConfig, NgramConfig, TaskSetConfig
 from marin_core.train.config import TrainConfig
@@ -78,3 +80,17 @@ class EvaluateJob(Config):
     baseline: str
     tasks: str
     evaluate: EvaluateConfig
+
+
+class SummaryJob(Config):
+    """Put the metrics of other artifacts side by side: names or patterns like `*/acc`."""
+
+    of: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+class AdoptJob(Config):
+    """Adopt the data at a URL, which is its place and no part of its identity; `digest` is what it must be."""
+
+    at: str = Field(json_schema_extra=OPERATIONAL)
+    digest: str | None = None

@@ -1,6 +1,8 @@
 """`run.json`: what run a directory belongs to."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from uuid import uuid4
 
@@ -39,6 +41,32 @@ def open_run(run_dir: Path, config: TrainConfig, *, fingerprint: str, run_name: 
             advice="Give the changed run a new version, or delete the directory to train from the start.",
         )
     return record
+
+
+def carry_over_run(previous: Path, run_dir: Path) -> None:
+    """Begin a run's new directory with what an interrupted one left for good: committed checkpoints, metrics, tracker files.
+
+    Checkpoints are hard links, since nobody rewrites them; everything else is copied, so that a process that still writes to the old
+    directory can't reach the new one. Checkpoints in the making stay behind.
+    """
+    for path in previous.iterdir():
+        if path.name == "checkpoints":
+            (run_dir / "checkpoints").mkdir()
+            for checkpoint in path.iterdir():
+                if checkpoint.name.isdigit():
+                    shutil.copytree(checkpoint, run_dir / "checkpoints" / checkpoint.name, copy_function=_link_or_copy)
+        elif path.is_dir():
+            shutil.copytree(path, run_dir / path.name, symlinks=True)
+        else:
+            shutil.copy2(path, run_dir / path.name)
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
+    return target
 
 
 def read_run(run_dir: Path) -> RunRecord:

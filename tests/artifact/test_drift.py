@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import fsspec
 import pytest
 
 from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, Store
+from marin_core.artifact.code import CodeTable
 from marin_core.artifact.drift import Difference, DriftFinder
 from tests.artifact.test_graph import toy
+from tests.artifact.test_store import commit as commit_record
 from tests.artifact.test_store import record
 
 
@@ -15,7 +18,7 @@ def commit(store: Store, graph: ArtifactGraph, step: ArtifactStep, content: str)
     found = [store.record(dep.id) for dep in step.deps]
     inputs = tuple(each.as_input() for each in found if each is not None)
     identity: dict[str, Any] = {"fingerprint": graph.fingerprint(step), "identity": graph.identity(step), "inputs": inputs}
-    store.commit(record(step.id, content=content * 64, **identity))
+    commit_record(store, record(step.id, content=content * 64, **identity))
 
 
 def chain(a: float = 0.5, b: float = 0.5, c: float = 0.5) -> ArtifactGraph:
@@ -25,7 +28,7 @@ def chain(a: float = 0.5, b: float = 0.5, c: float = 0.5) -> ArtifactGraph:
 @pytest.fixture
 def store() -> Store:
     store = Store("memory://drift")
-    store._fs.store.clear()
+    fsspec.filesystem("memory").store.clear()
     graph = chain()
     for step in graph:
         commit(store, graph, step, step.name)
@@ -33,7 +36,7 @@ def store() -> Store:
 
 
 def drift(store: Store, graph: ArtifactGraph, name: str) -> tuple[Difference, ...]:
-    return DriftFinder(graph, store).of(ArtifactId(name, "v1"))
+    return DriftFinder(graph, store, code=lambda job: CodeTable(files={})).of(ArtifactId(name, "v1"))
 
 
 def test_what_was_built_as_declared_has_no_drift(store: Store) -> None:
@@ -50,7 +53,7 @@ def test_a_changed_literal_drifts_its_artifact_and_all_downstream_naming_the_fie
 
 def rebuild(store: Store, graph: ArtifactGraph, name: str, content: str) -> None:
     step = graph[ArtifactId(name, "v1")]
-    store._fs.rm_file(store._meta(step.id, "record.json"))
+    store.forget(step.id)
     commit(store, graph, step, content)
 
 

@@ -15,8 +15,9 @@ import dagster as dg
 import psutil
 import pytest
 
+from marin_assets.factory import code_versions
 from marin_assets.launch.local import LocalLauncher
-from marin_core.artifact import ArtifactStep
+from marin_core.artifact import ArtifactGraph, ArtifactStep
 from marin_core.experiment import LocalFiles, MinCharacters, PythonStdlib, filtered, raw_source
 from marin_core.experiment.data import tokenizer
 from tests.assets.conftest import LabUnderTest, checks, failure, metadata, prose, write_documents
@@ -49,7 +50,9 @@ def test_an_artifact_is_built_once_and_served_after(lab: LabUnderTest, files: Pa
     assert len(lab.jobs()) == 1
     tags = [event.materialization.tags or {} for run in (first, second) for event in run.get_asset_materialization_events()]
     assert {each["dagster/data_version"] for each in tags} == {record.content_digest[:16]}
-    assert {each["dagster/code_version"] for each in tags} == {record.fingerprint}
+    graph = ArtifactGraph([raw])
+    assert {each["dagster/code_version"] for each in tags} == {code_versions(graph)[raw.id]}
+    assert record.fingerprint == graph.fingerprint(raw)
 
 
 def test_every_file_of_an_artifact_is_in_its_manifest(lab: LabUnderTest, files: Path) -> None:
@@ -57,7 +60,9 @@ def test_every_file_of_an_artifact_is_in_its_manifest(lab: LabUnderTest, files: 
     lab.materialize(raw)
     address = lab.folder / "store" / "raw" / "local" / "v1"
     on_disk = {path.relative_to(address).as_posix() for path in address.rglob("*") if path.is_file()}
-    assert on_disk == {file.path for file in lab.record(raw).files} | {".artifact/record.json", ".artifact/attempts/00001.json"}
+    payload = {f"attempt-1/{file.path}" for file in lab.record(raw).files}
+    kept = {"record.json", *(f"attempts/00001/{name}.json" for name in ("claim", "code", "end"))}
+    assert on_disk == payload | {f".artifact/{name}" for name in kept}
 
 
 def test_one_cut_shard_of_eight_fails_alone_and_a_backfill_completes_the_family(lab: LabUnderTest, files: Path) -> None:
@@ -143,7 +148,7 @@ def job_process(lab: LabUnderTest, number: int) -> int:
 @pytest.mark.parametrize("instant", ["started", "opened", "writing"])
 def test_a_killed_job_is_started_again_and_its_attempt_is_kept(lab: LabUnderTest, instant: str) -> None:
     raw = raw_source("raw/stdlib", "v1", PythonStdlib(domains=("topics", "code")), license="PSF-2.0")
-    payload = lab.folder / "store" / "raw" / "stdlib" / "v1" / "units"
+    payload = lab.folder / "store" / "raw" / "stdlib" / "v1" / "attempt-1" / "units"
 
     def ready() -> bool:
         jobs = lab.jobs()

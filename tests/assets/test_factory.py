@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from marin_assets.experiments import load_experiments
-from marin_assets.factory import build_definitions
+from marin_assets.factory import build_definitions, code_versions
 from marin_assets.keys import artifact_id, asset_key
 from marin_core import experiment as lab
 from marin_core.artifact import ArtifactGraph
@@ -39,7 +39,8 @@ def test_each_artifact_is_one_asset_with_everything_a_catalogue_needs(definition
     assert set(found) == {asset_key(step.id) for step in graph}
     for key, spec in found.items():
         step = graph[artifact_id(key)]
-        assert spec.code_version == graph.fingerprint(step)
+        assert spec.code_version == code_versions(graph)[step.id]
+        assert spec.metadata["fingerprint"] == graph.fingerprint(step)
         assert {dep.asset_key for dep in spec.deps} == {asset_key(dep.id) for dep in step.deps}
         assert spec.description
         assert spec.description.endswith(".")

@@ -68,7 +68,9 @@ def uninterrupted(deployment: Deployment) -> tuple[str, list[str]]:
 
 def losses(deployment: Deployment) -> list[str]:
     """Per-step losses in full precision, as text."""
-    rows = (deployment.folder / "store" / TRAINING.path / "metrics.jsonl").read_text().splitlines()
+    record = deployment.store.record(TRAINING)
+    assert record is not None
+    rows = deployment.store.read_payload(record, "metrics.jsonl").decode().splitlines()
     return [repr(json.loads(row)["loss"]) for row in rows]
 
 
@@ -80,7 +82,7 @@ def start_over(deployment: Deployment) -> Path:
 
 
 def some_steps(address: Path) -> None:
-    metrics = address / "metrics.jsonl"
+    metrics = address / "attempt-1" / "metrics.jsonl"
     wait_for("some steps", lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 12)
 
 
@@ -90,7 +92,7 @@ def test_terminate_in_the_ui_stops_the_whole_tree_and_a_new_run_resumes(
     address = start_over(deployment)
     first = deployment.launch(asset_key(TRAINING).path)
     some_steps(address)
-    process = psutil.Process(_pid(deployment, deployment.store.attempts(TRAINING)[-1].job))
+    process = psutil.Process(_pid(deployment, deployment.store.attempts(TRAINING)[-1].claim.job))
     tree = [process, *process.children(recursive=True)]
     deployment.terminate(first)
     wait_for("the run's end", lambda: deployment.status(first) == "CANCELED")
@@ -111,12 +113,12 @@ def test_a_training_killed_in_mid_run_resumes_from_its_newest_checkpoint_bit_for
     address = start_over(deployment)
     run = deployment.launch(asset_key(TRAINING).path)
     some_steps(address)
-    os.kill(_pid(deployment, deployment.store.attempts(TRAINING)[-1].job), signal.SIGKILL)
+    os.kill(_pid(deployment, deployment.store.attempts(TRAINING)[-1].claim.job), signal.SIGKILL)
     wait_for("the run's end", lambda: deployment.status(run) in ("SUCCESS", "FAILURE"))
     assert deployment.status(run) == "SUCCESS"
     attempts = deployment.store.attempts(TRAINING)
     assert [each.state for each in attempts] == ["lost", "succeeded"]
-    resumed = (deployment.folder / "store" / ".jobs" / attempts[1].job / "log").read_text()
+    resumed = (deployment.folder / "store" / ".jobs" / attempts[1].claim.job / "log").read_text()
     assert re.search(r"from step [1-9]\d* to 40", resumed), resumed
     assert (digests(deployment.store)[str(TRAINING)], losses(deployment)) == uninterrupted
 
@@ -127,7 +129,7 @@ def test_a_killed_run_worker_leaves_its_job_and_a_new_run_attaches_to_it(
     start_over(deployment)
     first = deployment.launch(asset_key(TRAINING).path)
     attempt = wait_for("an attempt", lambda: deployment.store.attempts(TRAINING))[-1]
-    job = wait_for("the job's process", lambda: _pid(deployment, attempt.job))
+    job = wait_for("the job's process", lambda: _pid(deployment, attempt.claim.job))
     os.kill(psutil.Process(job).ppid(), signal.SIGKILL)  # the process that started the job is the run worker
     wait_for("Dagster's notice", lambda: deployment.status(first) == "FAILURE")
     assert psutil.pid_exists(job)

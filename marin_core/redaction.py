@@ -1,0 +1,38 @@
+"""Secrets stay out of everything that is kept or shown: values of secret environment variables are recognized and replaced."""
+
+import os
+import re
+
+from marin_core.errors import ConfigError
+
+_SECRET_NAME = re.compile(r"(?i)(^|_)(key|token|secret|password|passwd|passphrase|credential|credentials|pat|dsn)(_|$)|apikey")
+_SHORTEST_SECRET = 8
+"""Shorter values stand in ordinary text by chance, and are no secret worth the name."""
+
+
+def secrets_of_environment() -> dict[str, str]:
+    """Value → name of every environment variable whose name says that it holds a secret; longest values first."""
+    found = {value: name for name, value in os.environ.items() if len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name)}
+    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+
+
+def redact(text: str) -> str:
+    """The text with every secret value replaced by `[redacted NAME]`."""
+    for value, name in secrets_of_environment().items():
+        if value in text:
+            text = text.replace(value, f"[redacted {name}]")
+    return text
+
+
+def refuse_secrets(text: str, where: str) -> None:
+    """Refuse text that enters an artifact's identity and holds a secret.
+
+    Raises:
+        ConfigError: naming the variable, never its value.
+    """
+    for value, name in secrets_of_environment().items():
+        if value in text:
+            raise ConfigError(
+                f"{where} holds the value of the environment variable {name}",
+                advice=f"Leave it out of the experiment: jobs read {name} from their environment.",
+            )
