@@ -32,6 +32,7 @@ BOOKKEEPING = (
     "marin_core.errors",
     "marin_core.report",
     "marin_core.config",
+    "marin_core.train.tracking",
 )
 """Modules (and all below them) at which the walk stops. They find inputs, move bytes, report and commit, the same for every job, and
 compute nothing of what an artifact holds: if they counted, a new field of the record would put every artifact of the lab in drift."""
