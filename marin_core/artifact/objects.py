@@ -4,10 +4,12 @@ Everything that must be decided once, for all builders on all machines, is decid
 one wins. Deletion decides nothing, because it can't be made conditional everywhere.
 """
 
+import base64
 import hashlib
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +19,18 @@ from typing import Any, Protocol
 import fsspec
 
 from marin_core.errors import ConfigError, InfrastructureError, MarinError
+
+READ_BATCH = 1000
+"""Objects read side by side; bounds the memory and the time of one call."""
+
+TIMEOUT_VARIABLE = "MARIN_STORE_TIMEOUT_SECONDS"
+TIMEOUT_SECONDS = 90.0
+"""Bound of one call, retries and their pauses included, besides the time that its bytes take at `SLOWEST_BYTES_PER_SECOND`."""
+
+TRY_SECONDS = 10.0
+"""A connection that is silent for this long is given up and tried again; gcsfs alone would wait for ever."""
+
+SLOWEST_BYTES_PER_SECOND = 2**20
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ def open_objects(url: str) -> Objects:
     """
     if "://" not in url or url.startswith("file://"):
         return LocalObjects(Path(url.removeprefix("file://")).absolute())
-    return RemoteObjects(url.rstrip("/"))
+    return (GcsObjects if url.startswith(("gs://", "gcs://")) else RemoteObjects)(url.rstrip("/"))
 
 
 class LocalObjects:
@@ -183,19 +197,34 @@ def local_state(path: Path) -> FileState:
 
 
 class RemoteObjects:
-    """An fsspec backend; its create-only write must be one request (`gs://`: a generation precondition)."""
+    """An fsspec backend, whose create-only write must be one atomic request."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
+        self._fs, root = self._open()
+        self._root = root.rstrip("/")
+        self._process = os.getpid()
+
+    def _open(self) -> tuple[Any, str]:
         try:
-            fs, root = fsspec.core.url_to_fs(url, **_storage_options(url))
+            fs, root = fsspec.core.url_to_fs(self.url)
         except (ValueError, ImportError) as error:
             raise ConfigError(
-                f"the store prefix {url!r} can't be opened: {error}",
+                f"the store prefix {self.url!r} can't be opened: {error}",
                 advice="Set MARIN_PREFIX to a folder or an fsspec URL such as file:///data/lab or gs://bucket/lab.",
             ) from error
-        self._fs: Any = fs
-        self._root = root.rstrip("/")
-        self.url = url
+        return fs, root
+
+    @property
+    def _backend(self) -> Any:
+        if os.getpid() != self._process:  # connections don't survive a fork
+            self._fs, _ = self._open()
+            self._process = os.getpid()
+        return self._fs
+
+    def _limit(self, size: int = 0) -> dict[str, Any]:
+        """Arguments that bound the time of one call which moves so many bytes; fsspec itself has none."""
+        return {}
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}".rstrip("/")
@@ -203,60 +232,61 @@ class RemoteObjects:
     def read(self, path: str) -> bytes | None:
         with self._failures("read", path):
             try:
-                return bytes(self._fs.cat_file(self._at(path)))
+                return bytes(self._backend.cat_file(self._at(path), **self._limit()))
             except FileNotFoundError:
                 return None
 
     def read_many(self, paths: Sequence[str]) -> dict[str, bytes]:
-        if not paths:
-            return {}
-        with self._failures("read", paths[0]):
-            found = self._fs.cat([self._at(path) for path in paths], on_error="return")
-        if isinstance(found, bytes):  # fsspec unwraps a list of one
-            found = {self._at(paths[0]): found}
-        read = {}
-        for path in paths:
-            data = found.get(self._fs._strip_protocol(self._at(path)))
-            if isinstance(data, bytes):
-                read[path] = data
-            elif data is not None and not isinstance(data, FileNotFoundError):
-                raise _failed(f"{self.url}/{path} can't be read", data) from data
+        read: dict[str, bytes] = {}
+        for start in range(0, len(paths), READ_BATCH):
+            batch = paths[start : start + READ_BATCH]
+            with self._failures("read", batch[0]):
+                found = self._backend.cat([self._at(path) for path in batch], on_error="return", **self._limit())
+            if isinstance(found, bytes | BaseException):  # some backends unwrap a list of one
+                found = {self._backend._strip_protocol(self._at(batch[0])): found}
+            for path in batch:
+                data = found.get(self._backend._strip_protocol(self._at(path)))
+                if isinstance(data, bytes):
+                    read[path] = data
+                elif data is not None and not isinstance(data, FileNotFoundError):
+                    with self._failures("read", path):
+                        raise data
         return read
 
     def create(self, path: str, data: bytes) -> bool:
-        with self._failures("written", path):
+        with self._failures("written", path, creates=True):
             try:
-                self._fs.pipe_file(self._at(path), data, mode="create")
+                self._backend.pipe_file(self._at(path), data, mode="create", **self._limit(len(data)))
             except FileExistsError:
                 # The answer to our own write may have been lost, and a retry of it was refused: what is there tells.
                 return self.read(path) == data
         return True
 
     def replace(self, path: str, data: bytes) -> None:
-        with self._failures("written", path):
-            self._fs.pipe_file(self._at(path), data)
+        with self._failures("written", path, creates=True):
+            self._backend.pipe_file(self._at(path), data, **self._limit(len(data)))
 
     def delete(self, path: str) -> None:
         with self._failures("deleted", path), suppress(FileNotFoundError):
-            self._fs.rm_file(self._at(path))
+            self._backend.rm_file(self._at(path), **self._limit())
 
     def delete_tree(self, path: str) -> None:
-        with self._failures("deleted", path):
-            for name in self._fs.find(self._at(path)):
-                with suppress(FileNotFoundError):
-                    self._fs.rm_file(name)
+        for name in self.files(path):
+            self.delete(f"{path}/{name}")
 
     def names(self, folder: str) -> list[str]:
+        root = self._backend._strip_protocol(self._at(folder))
         with self._failures("listed", folder):
             try:
-                return sorted({name.rstrip("/").rsplit("/", 1)[-1] for name in self._fs.ls(self._at(folder), detail=False)})
+                found = self._backend.ls(root, detail=False, **self._limit())
             except FileNotFoundError:
                 return []
+        return sorted({name.rstrip("/").rsplit("/", 1)[-1] for name in found if name.rstrip("/") != root})
 
     def files(self, folder: str) -> dict[str, FileState]:
-        root = self._fs._strip_protocol(self._at(folder))
+        root = self._backend._strip_protocol(self._at(folder))
         with self._failures("listed", folder):
-            found = self._fs.find(root, detail=True)
+            found = self._backend.find(root, detail=True, **self._limit())
         return {
             name.removeprefix(root).lstrip("/"): FileState(info["size"], str(info.get("generation") or info.get("created") or ""))
             for name, info in found.items()
@@ -265,32 +295,107 @@ class RemoteObjects:
     def sha256(self, path: str) -> str | None:
         with self._failures("read", path):
             try:
-                with self._fs.open(self._at(path), "rb") as file:
+                with self._backend.open(self._at(path), "rb") as file:
                     return hashlib.file_digest(file, "sha256").hexdigest()
             except FileNotFoundError:
                 return None
 
     def upload(self, source: Path, path: str) -> None:
-        with self._failures("written", path):
-            self._fs.put_file(str(source), self._at(path))
+        with self._failures("written", path, creates=True):
+            self._backend.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
+            self._backend.put_file(str(source), self._at(path), **self._limit(source.stat().st_size))
 
     def download(self, path: str, target: Path) -> None:
         with self._failures("read", path):
-            self._fs.get_file(self._at(path), str(target))
+            self._backend.get_file(self._at(path), str(target), **self._limit())
 
     @contextmanager
-    def _failures(self, verb: str, path: str) -> Iterator[None]:
+    def _failures(self, verb: str, path: str, *, creates: bool = False) -> Iterator[None]:
         """Every backend has errors of its own; to callers they are one kind, except that a missing object is a plain fact."""
         try:
             yield
-        except (FileNotFoundError, MarinError):
+        except MarinError:
             raise
-        except PermissionError as error:
-            raise ConfigError(
-                f"{self.url}/{path} may not be {verb}: {error}", advice="Give this account access to the bucket, or log in with another."
-            ) from error
+        except FileNotFoundError as error:
+            if creates:  # an object can be missing from a read, but only its bucket from a write
+                raise ConfigError(f"{self.url} doesn't exist: {error}", advice="Correct MARIN_PREFIX, or create the bucket.") from error
+            raise
         except Exception as error:
+            if _is_refusal(error):
+                raise ConfigError(
+                    f"{self.url}/{path} may not be {verb}: {error}",
+                    advice="Give this account access to the bucket, or log in with another.",
+                ) from error
             raise _failed(f"{self.url}/{path} can't be {verb}", error) from error
+
+
+class GcsObjects(RemoteObjects):
+    """Google Cloud Storage by gcsfs, which retries what may pass; every call ends within a bound.
+
+    gcsfs keeps no time limit by itself, caches listings so that others' files stay invisible, hides an object that was written
+    although the answer was lost behind an error, and cuts a body that contains its own boundary: each is dealt with here.
+    """
+
+    def _open(self) -> tuple[Any, str]:
+        from aiohttp import ClientTimeout
+        from gcsfs.core import GCSFileSystem  # the package's own class depends on an environment variable at import
+
+        limit = self._limit()["timeout"]
+        silence = min(TRY_SECONDS, limit / 6)
+        fs = GCSFileSystem(
+            token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default",
+            use_listings_cache=False,
+            requests_timeout=ClientTimeout(sock_connect=silence, sock_read=silence),
+        )
+        return fs, fs._strip_protocol(self.url)
+
+    def _limit(self, size: int = 0) -> dict[str, Any]:
+        text = os.environ.get(TIMEOUT_VARIABLE, "")
+        try:
+            seconds = float(text) if text else TIMEOUT_SECONDS
+        except ValueError:
+            raise ConfigError(f"{TIMEOUT_VARIABLE} is {text!r}", advice="Give a number of seconds, such as 90.") from None
+        return {"timeout": seconds + size / SLOWEST_BYTES_PER_SECOND}
+
+    def upload(self, source: Path, path: str) -> None:
+        limit = self._limit(source.stat().st_size)
+        try:
+            with self._failures("written", path, creates=True):
+                self._backend.put_file(str(source), self._at(path), consistency="md5", **limit)
+        except InfrastructureError:
+            if not self._holds(path, source):  # the last answer may have been lost
+                raise
+
+    def _holds(self, path: str, source: Path) -> bool:
+        with self._failures("read", path):
+            try:
+                found = self._backend.info(self._at(path), **self._limit()).get("md5Hash")
+            except FileNotFoundError:
+                return False
+        with source.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
+        return bool(found == base64.b64encode(digest).decode())
+
+    def download(self, path: str, target: Path) -> None:
+        with self._failures("read", path):
+            info = self._backend.info(self._at(path), **self._limit())
+            self._backend.get_file(self._at(path), str(target), concurrency=1, **self._limit(info["size"]))
+
+    def sha256(self, path: str) -> str | None:
+        """As a temporary file, since only whole transfers are bounded in time."""
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder, "object")
+            try:
+                self.download(path, target)
+            except FileNotFoundError:
+                return None
+            with target.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the account lacks the right; gcsfs says so in a plain OSError or in an HTTP code."""
+    return isinstance(error, PermissionError) or str(error).startswith("Forbidden") or getattr(error, "code", None) in (401, 403)
 
 
 def _failed(what: str, error: BaseException) -> InfrastructureError:
@@ -298,9 +403,3 @@ def _failed(what: str, error: BaseException) -> InfrastructureError:
     return InfrastructureError(
         f"{what}: {reason[:500]}", advice="Try again when the store answers; if it stays, check disk, network and quota."
     )
-
-
-def _storage_options(url: str) -> dict[str, Any]:
-    if url.startswith(("gs://", "gcs://")):
-        return {"use_listings_cache": False}
-    return {}
