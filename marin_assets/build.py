@@ -11,10 +11,12 @@ from marin_assets.builder import Builder, BuildError, Following
 from marin_assets.keys import asset_key
 from marin_assets.lab import Lab
 from marin_assets.launch import Handle
-from marin_assets.metadata import check_results, data_version, materialization_metadata
-from marin_assets.pipes import JobMessageReader
+from marin_assets.metadata import REPRODUCED, check_results, data_version, materialization_metadata, provenance
+from marin_assets.pipes import JobMessageReader, open_job_session
+from marin_assets.reproduce import reproduce
 from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, Record, Store
 from marin_core.artifact.drift import Difference, DriftFinder
+from marin_core.artifact.reproduction import newest
 from marin_core.errors import ConfigError, MarinError
 
 LOG_INTERVAL_SECONDS = 15.0
@@ -39,28 +41,62 @@ class BuildConfig(dg.Config):
 
 
 def build_asset(
-    context: dg.AssetExecutionContext, options: BuildConfig, lab: Lab, graph: ArtifactGraph, step: ArtifactStep
-) -> Iterator[dg.MaterializeResult[Any]]:
-    """Yield one result for each selected partition.
+    context: dg.AssetExecutionContext, options: BuildConfig, lab: Lab, graph: ArtifactGraph, step: ArtifactStep, code_version: str
+) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
+    """Yield one result for each selected partition; or, where checks alone were executed, their results as they are today.
 
     Raises:
         dg.Failure: with the cause and the way out; a failed build is never retried by Dagster.
     """
     store = lab.store()
-    keys: list[str | None] = list(context.partition_keys) if step.partitions else [None]
-    for key in keys:
-        artifact = ArtifactId(step.name, step.version, key)
+    for artifact in _selected(context, step):
         try:
+            if not context.selected_asset_keys:
+                yield from _checks_alone(context, lab, store, graph, step, artifact)
+                continue
             record, reused = _serve_or_build(context, options, lab, store, graph, step, artifact)
             drift = lab.drift_finder(graph, store, context.run.run_id).of(artifact)
+            reproduction = newest(store, record)
         except MarinError as error:
-            raise _failure(artifact, error) from error
+            raise failure(artifact, error) from error
         context.log.info(f"{'serving' if reused else 'built'} {artifact}, content {record.content_digest[:16]}")
         yield dg.MaterializeResult(
+            asset_key=asset_key(step.id),
             data_version=data_version(record),
             metadata=materialization_metadata(record, store, reused=reused),
-            check_results=check_results(step, record, drift),
+            tags=provenance(record, step, drift, code_version),
+            check_results=[
+                each for each in check_results(step, record, drift, reproduction) if _is_selected(context, step, each.check_name)
+            ],
         )
+
+
+def _selected(context: dg.AssetExecutionContext, step: ArtifactStep) -> list[ArtifactId]:
+    if not step.partitions:
+        return [step.id]
+    if not context.has_partition_key and not context.has_partition_key_range:
+        raise dg.Failure(f"{step.id} is a family: choose a partition to check, or materialize it", allow_retries=False)
+    return [ArtifactId(step.name, step.version, key) for key in context.partition_keys]
+
+
+def _is_selected(context: dg.AssetExecutionContext, step: ArtifactStep, check: str | None) -> bool:
+    return dg.AssetCheckKey(asset_key(step.id), str(check)) in context.selected_asset_check_keys
+
+
+def _checks_alone(
+    context: dg.AssetExecutionContext, lab: Lab, store: Store, graph: ArtifactGraph, step: ArtifactStep, artifact: ArtifactId
+) -> Iterator[dg.AssetCheckResult]:
+    """Today's results of the selected checks, without a materialization. `reproduced` executed by itself puts the artifact to the test."""
+    record = store.record(artifact)
+    if record is None:
+        raise ConfigError(f"{artifact} is not committed, so there is nothing to check", advice="Materialize it first.")
+    store.require_intact(record)
+    if [each.name for each in context.selected_asset_check_keys] == [REPRODUCED]:
+        reproduce(lab, graph, artifact, events=DagsterEvents(context, lab, artifact), dagster_run_id=context.run.run_id)
+    drift = DriftFinder(graph, store).of(artifact)
+    for result in check_results(step, record, drift, newest(store, record)):
+        if _is_selected(context, step, result.check_name):
+            yield result._replace(asset_key=asset_key(step.id))
 
 
 def _serve_or_build(
@@ -85,7 +121,7 @@ def _serve_or_build(
         store=store,
         target=store,
         launcher=lab.launcher(store, inline=step.resources.inline),
-        events=_DagsterEvents(context, lab, artifact),
+        events=DagsterEvents(context, lab, artifact),
         retries=lab.retries(),
         lease_seconds=lab.lease_seconds,
         dagster_run_id=context.run.run_id,
@@ -102,7 +138,7 @@ def _drifted(artifact: ArtifactId, drift: tuple[Difference, ...]) -> ConfigError
     )
 
 
-def _failure(artifact: ArtifactId, error: MarinError) -> dg.Failure:
+def failure(artifact: ArtifactId, error: MarinError) -> dg.Failure:
     metadata: dict[str, Any] = {"exit_code": int(error.exit_code), "artifact": str(artifact)}
     if isinstance(error, BuildError):
         metadata |= {
@@ -114,10 +150,10 @@ def _failure(artifact: ArtifactId, error: MarinError) -> dg.Failure:
     return dg.Failure(description=str(error), metadata=metadata, allow_retries=False)
 
 
-class _DagsterEvents:
+class DagsterEvents:
     """Hands a build's news to Dagster: log lines, observations, the job's own log, and to the terminal's listener."""
 
-    def __init__(self, context: dg.AssetExecutionContext, lab: Lab, artifact: ArtifactId) -> None:
+    def __init__(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, lab: Lab, artifact: ArtifactId) -> None:
         self._context = context
         self._lab = lab
         self._artifact = artifact
@@ -133,7 +169,7 @@ class _DagsterEvents:
     @contextmanager
     def following(self, handle: Handle) -> Iterator[Following]:
         reader = JobMessageReader(handle.folder, self._receive)
-        with dg.open_pipes_session(context=self._context, context_injector=dg.PipesEnvContextInjector(), message_reader=reader) as session:
+        with open_job_session(self._context, reader) as session:
             yield _Followed(session.get_bootstrap_env_vars(), reader)
 
     def stop_means_job(self) -> bool:

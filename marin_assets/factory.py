@@ -8,8 +8,9 @@ import dagster as dg
 from marin_assets.build import BuildConfig, build_asset
 from marin_assets.keys import asset_key
 from marin_assets.lab import Lab, default_prefix
-from marin_assets.metadata import DRIFT
-from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep
+from marin_assets.metadata import DRIFT, REPRODUCED
+from marin_assets.reproduce_job import reproduce_job
+from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, CheckDeclaration
 from marin_core.artifact.drift import job_code
 from marin_core.experiment import Experiment
 
@@ -33,7 +34,7 @@ def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
     assets = [artifact_asset(graph, step, versions[step.id], experiments=users[step.id]) for step in graph]
     return dg.Definitions(
         assets=assets,
-        jobs=family_jobs(graph),
+        jobs=[*family_jobs(graph), reproduce_job(graph)],
         resources={"lab": Lab(prefix=default_prefix())},
         executor=dg.in_process_executor,
     )
@@ -47,38 +48,49 @@ def code_versions(graph: ArtifactGraph) -> dict[ArtifactId, str]:
 def artifact_asset(graph: ArtifactGraph, step: ArtifactStep, code_version: str, experiments: Sequence[str] = ()) -> dg.AssetsDefinition:
     """The asset of one artifact or family."""
 
-    @dg.asset(
-        key=asset_key(step.id),
-        deps=[dg.AssetDep(asset_key(dep.id), partition_mapping=_mapping(step, dep)) for dep in step.deps],
-        description=step.description,
-        group_name=step.stage,
-        kinds=set(step.kinds),
-        owners=[step.owner],
-        code_version=code_version,
-        tags={
-            "marin/name": step.name.split("/")[-1],
-            "marin/version": step.version,
-            **{f"experiment/{name}": "true" for name in experiments},
-        },
-        metadata={
-            "artifact": str(step.id),
-            "fingerprint": graph.fingerprint(step),
-            "config": dg.MetadataValue.json(step.own_identity["config"]),
-            "experiments": ", ".join(experiments),
-        },
-        partitions_def=dg.StaticPartitionsDefinition(list(step.partitions)) if step.partitions else None,
-        check_specs=[
-            dg.AssetCheckSpec(DRIFT, asset=asset_key(step.id), description="Built as the experiment declares it today."),
-            *(
-                dg.AssetCheckSpec(check.name, asset=asset_key(step.id), description=check.description, blocking=check.blocking)
-                for check in step.checks
-            ),
+    key = asset_key(step.id)
+    partitions = dg.StaticPartitionsDefinition(list(step.partitions)) if step.partitions else None
+    checks = [
+        CheckDeclaration(DRIFT, "It would be built today as it was built.", blocking=step.on_drift == "fail"),
+        *step.checks,
+        CheckDeclaration(REPRODUCED, "Built again, it came out the same. Execute this check alone to try it."),
+    ]
+
+    @dg.multi_asset(  # of one asset: a check that has no result yet may stay without one only here
+        name=key.to_python_identifier(),
+        specs=[
+            dg.AssetSpec(
+                key,
+                deps=[dg.AssetDep(asset_key(dep.id), partition_mapping=_mapping(step, dep)) for dep in step.deps],
+                description=step.description,
+                group_name=step.stage,
+                kinds=set(step.kinds),
+                owners=[step.owner],
+                code_version=code_version,
+                tags={
+                    "marin/name": step.name.split("/")[-1],
+                    "marin/version": step.version,
+                    **{f"experiment/{name}": "true" for name in experiments},
+                },
+                metadata={
+                    "artifact": str(step.id),
+                    "fingerprint": graph.fingerprint(step),
+                    "config": dg.MetadataValue.json(step.own_identity["config"]),
+                    "experiments": ", ".join(experiments),
+                },
+            )
         ],
+        check_specs=[
+            dg.AssetCheckSpec(check.name, asset=key, description=check.description, blocking=check.blocking, partitions_def=partitions)
+            for check in checks
+        ],
+        can_subset=True,
+        partitions_def=partitions,
         pool=step.resources.pool,
         op_tags={"marin/job": step.job},
     )
-    def artifact(context: dg.AssetExecutionContext, config: BuildConfig, lab: Lab) -> Iterator[dg.MaterializeResult[Any]]:
-        yield from build_asset(context, config, lab, graph, step)
+    def artifact(context: dg.AssetExecutionContext, config: BuildConfig, lab: Lab) -> Iterator[Any]:
+        yield from build_asset(context, config, lab, graph, step, code_version)
 
     return artifact
 

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from marin_core.artifact import ArtifactStep, Record, Store
+from marin_assets.keys import asset_key
+from marin_core.artifact import ArtifactId, ArtifactStep, Record, Store
+from marin_core.artifact.canonical import FINGERPRINT_DIGITS, digest
 from marin_core.artifact.drift import Difference
+from marin_core.artifact.reproduction import Reproduction
 from marin_core.report import Scalar
 
 DRIFT = "drift"
+REPRODUCED = "reproduced"
 DATA_VERSION_DIGITS = 16
+TABLE_ROWS = 500
+"""Rows of a list that may be long; its count is shown beside it."""
+
 PLOT_LIMIT_BYTES = 100_000
 """A plot lies in the event-log row; a larger one stays in the artifact and only its path is shown."""
 
@@ -52,9 +59,36 @@ def materialization_metadata(record: Record, store: Store, *, reused: bool) -> d
     return shown
 
 
-def check_results(step: ArtifactStep, record: Record, drift: Sequence[Difference]) -> list[dg.AssetCheckResult]:
-    """The drift check and every check that the step declares; one that the build did not report has failed."""
-    results = [_drift_result(drift)]
+def provenance(record: Record, step: ArtifactStep, drift: Sequence[Difference], code_version: str) -> dict[str, str]:
+    """Dagster's own record of what a materialization came from, as it was when the artifact was built and not as it is while it is served.
+
+    So an artifact in drift stays "unsynced" however often it is served, and one that isn't becomes synced. That tags of a result
+    win over Dagster's is no documented behaviour; a test holds it.
+
+    Args:
+        code_version: today's.
+    """
+    changed = {each.kind for each in drift}
+    built_with = f"built-{digest([record.fingerprint, record.code.digest])[:FINGERPRINT_DIGITS]}"
+    tags = {"dagster/code_version": built_with if changed & {"config", "code"} else code_version}
+    stale = {ArtifactId.parse(each.field).family for each in drift if each.kind == "data" and each.artifact == str(record.id)}
+    for read in record.inputs:
+        key = asset_key(read.id.family).to_user_string()
+        if read.partition is None:
+            tags[f"dagster/input_data_version/{key}"] = read.content_digest[:DATA_VERSION_DIGITS]
+        elif read.id.family in stale:  # of partitions Dagster compares no versions but positions in its event log: this one is too old
+            tags[f"dagster/input_event_pointer/{key}"] = "-1"
+    return tags
+
+
+def check_results(
+    step: ArtifactStep, record: Record, drift: Sequence[Difference], reproduction: Reproduction | None
+) -> list[dg.AssetCheckResult]:
+    """The drift check, every check that the step declares, of which one that the build did not report has failed, and the newest proof of
+    reproduction, if there is one."""
+    results = [_drift_result(step, drift)]
+    if reproduction is not None:
+        results.append(reproduction_result(reproduction))
     reported = {check.name: check for check in record.checks}
     for declared in step.checks:
         severity = dg.AssetCheckSeverity.ERROR if declared.blocking else dg.AssetCheckSeverity.WARN
@@ -74,18 +108,47 @@ def check_results(step: ArtifactStep, record: Record, drift: Sequence[Difference
     return results
 
 
-def _drift_result(drift: Sequence[Difference]) -> dg.AssetCheckResult:
+def reproduction_result(reproduction: Reproduction) -> dg.AssetCheckResult:
+    """What a rebuild showed, as a check on the artifact."""
+    shown: dict[str, dg.MetadataValue] = {
+        "verdict": dg.MetadataValue.text(reproduction.verdict),
+        "files": dg.MetadataValue.int(reproduction.files),
+        "files_equal": dg.MetadataValue.int(reproduction.files - len(reproduction.differing_files)),
+        "recorded_digest": dg.MetadataValue.text(reproduction.recorded_digest),
+        "reproduced_digest": dg.MetadataValue.text(reproduction.reproduced_digest),
+        "tried_at": dg.MetadataValue.text(reproduction.at),
+        "wall_seconds": dg.MetadataValue.float(reproduction.wall_seconds),
+    }
+    if reproduction.curve_rows is not None:
+        shown["curve_rows"] = dg.MetadataValue.int(reproduction.curve_rows)
+    lists = {
+        "differing_files": reproduction.differing_files,
+        "differing_tables": reproduction.differing_tables,
+        "code_changes": reproduction.code_changes,
+        "environment_changes": reproduction.environment_changes,
+    }
+    shown |= {name: table([{"name": each} for each in values[:TABLE_ROWS]]) for name, values in lists.items() if values}
+    return dg.AssetCheckResult(
+        check_name=REPRODUCED,
+        passed=reproduction.passed,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=html.escape(reproduction.summary),
+        metadata=shown,
+    )
+
+
+def _drift_result(step: ArtifactStep, drift: Sequence[Difference]) -> dg.AssetCheckResult:
     if not drift:
         return dg.AssetCheckResult(check_name=DRIFT, passed=True, description="built as declared")
     fields = ", ".join(f"{each.artifact} {each.field}" for each in drift[:5])
     rows: list[dict[str, Scalar]] = [
         {"kind": each.kind, "artifact": each.artifact, "field": each.field, "recorded": each.recorded, "declared": each.declared}
-        for each in drift
+        for each in drift[:TABLE_ROWS]
     ]
     return dg.AssetCheckResult(
         check_name=DRIFT,
         passed=False,
-        severity=dg.AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.ERROR if step.on_drift == "fail" else dg.AssetCheckSeverity.WARN,
         description=html.escape(f"served as it was built; since then changed: {fields}"),
         metadata={"differences": table(rows), "difference_count": dg.MetadataValue.int(len(drift))},
     )

@@ -7,12 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dagster import PipesMessageReader
-from dagster._core.pipes.context import PipesMessageHandler
+import dagster as dg
+from dagster._core.pipes.context import PipesMessageHandler, PipesSession, build_external_execution_context_data
 from dagster_pipes import PipesParams
 
 
-class JobMessageReader(PipesMessageReader):
+@contextmanager
+def open_job_session(context: dg.AssetExecutionContext | dg.OpExecutionContext, reader: "JobMessageReader") -> Iterator[PipesSession]:
+    """What `dg.open_pipes_session` opens, but without its demand that each declared check be reported: `reproduced` may have no result."""
+    injector = dg.PipesEnvContextInjector()
+    data = build_external_execution_context_data(context, None)
+    handler = PipesMessageHandler(context, reader)
+    with injector.inject_context(data) as injected, handler.handle_messages() as reading:
+        yield PipesSession(data, handler, injected, reading, context)
+
+
+class JobMessageReader(dg.PipesMessageReader):
     """Hands standard messages to Dagster, and `report_custom_message` payloads to `on_message`.
 
     No thread: whoever waits for the job calls `pump`. Dagster's own file reader needs a thread, whose errors surface late,

@@ -92,7 +92,7 @@ def _refuse_changed_conditions(graph: ArtifactGraph, store: Store, committed: Re
         ConfigError: naming what was changed.
     """
     step = graph[committed.id]
-    changed = [f"{name}: {old!r} → {new!r}" for name, (old, new) in config_differences(committed.identity, graph.identity(step)).items()]
+    changed = [f"{name}: {old!r} → {new!r}" for name, (old, new) in config_differences(committed.identity, graph.identity(step), step.field_notes).items()]
     inputs = store.records([read.id for read in committed.inputs])
     for read in committed.inputs:
         found = inputs[read.id]
