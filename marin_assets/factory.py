@@ -1,5 +1,6 @@
 """Handles become assets: one asset for each artifact, whoever declares it, with everything Dagster can show about it."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, CheckDe
 from marin_core.artifact.drift import job_code
 from marin_core.experiment import Experiment
 
+FRAMES_PER_ASSET = 10
+"""Frames of Dagster's recursion for each asset of a chain, and some to spare."""
+
 
 def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
     """All assets of some experiments, a backfill job for each family, and the lab's resource.
@@ -22,6 +26,7 @@ def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
         ConfigError: if two experiments declare one `name@version` differently.
     """
     graph = ArtifactGraph(target for experiment in experiments for target in experiment.targets)
+    _allow_depth(graph.depth)
     members = {
         experiment.name: {step.id for step in graph.upstream([graph[target.id] for target in experiment.targets])}
         for experiment in experiments
@@ -38,6 +43,11 @@ def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
         resources={"lab": Lab(prefix=default_prefix())},
         executor=dg.in_process_executor,
     )
+
+
+def _allow_depth(depth: int) -> None:
+    """Dagster walks up a chain of assets by recursion when it makes a job of them, and gives up near 1,000 without more room."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), FRAMES_PER_ASSET * depth))
 
 
 def code_versions(graph: ArtifactGraph) -> dict[ArtifactId, str]:

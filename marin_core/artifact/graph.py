@@ -22,6 +22,7 @@ class ArtifactGraph:
         declared = _declarations(list(targets))
         self._steps = {step.id: step for step in _upstream_first(declared)}
         self._refuse_nested_addresses()
+        self._refuse_twins()
         self._fingerprints: dict[ArtifactId, str] = {}
         for step in self._steps.values():
             inputs = {str(dep.id): self._fingerprints[dep.id] for dep in step.deps}
@@ -59,11 +60,20 @@ class ArtifactGraph:
         Args:
             code: digest of a job's code, by the job's name.
         """
+        digests = {job: code(job) for job in {step.job for step in self}}
         versions: dict[ArtifactId, str] = {}
         for step in self:
             inputs = {str(dep.id): versions[dep.id] for dep in step.deps}
-            versions[step.id] = digest({**step.own_identity, "code": code(step.job), "deps": inputs})[:FINGERPRINT_DIGITS]
+            versions[step.id] = digest({**step.own_identity, "code": digests[step.job], "deps": inputs})[:FINGERPRINT_DIGITS]
         return versions
+
+    @property
+    def depth(self) -> int:
+        """Artifacts on the longest chain."""
+        depths: dict[ArtifactId, int] = {}
+        for step in self:
+            depths[step.id] = 1 + max((depths[dep.id] for dep in step.deps), default=0)
+        return max(depths.values(), default=0)
 
     def upstream(self, targets: Iterable[ArtifactStep]) -> list[ArtifactStep]:
         """The targets and everything they depend on, in build order."""
@@ -84,6 +94,17 @@ class ArtifactGraph:
                         f"{step.id} ({step.declared_at}) would lie inside {outer.id} ({outer.declared_at})",
                         advice="Rename one of them: no artifact's name/version may be the beginning of another's.",
                     )
+
+    def _refuse_twins(self) -> None:
+        """`a@1.0` and `a@1_0`, or `a@b_1` and `a_b@1`, have one operation name in Dagster; `a@V1` and `a@v1` can have one folder."""
+        known: dict[str, ArtifactStep] = {}
+        for step in self:
+            twin = known.setdefault(f"{step.name}_{step.version}".replace(".", "_").lower(), step)
+            if twin is not step:
+                raise ConfigError(
+                    f"{step.id} ({step.declared_at}) and {twin.id} ({twin.declared_at}) differ only in case or punctuation",
+                    advice="Rename one of them: not every file system, nor Dagster, can tell them apart.",
+                )
 
 
 def _declarations(targets: list[ArtifactStep]) -> dict[ArtifactId, ArtifactStep]:
