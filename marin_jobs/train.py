@@ -14,7 +14,15 @@ carry_over = carry_over_run
 def run(job: JobContext) -> Report:
     config = job.config(TrainJob)
     loader = MixtureLoader(job.local(config.mixture), job.local_parts(config.components), config.train.global_batch_size)
-    result = train(config.train, loader.batch, job.output, job.reporter, fingerprint=job.spec.fingerprint, run_name=config.run_name)
+    result = train(
+        config.train,
+        loader.batch,
+        job.output,
+        job.reporter,
+        fingerprint=job.spec.fingerprint,
+        run_name=config.run_name,
+        tracker_dir=job.scratch,
+    )
     return Report(
         metrics={
             "steps": result.steps,

@@ -55,7 +55,14 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig, batches: Callable[[int], Batch], run_dir: Path, reporter: Reporter, *, fingerprint: str, run_name: str
+    config: TrainConfig,
+    batches: Callable[[int], Batch],
+    run_dir: Path,
+    reporter: Reporter,
+    *,
+    fingerprint: str,
+    run_name: str,
+    tracker_dir: Path | None = None,
 ) -> TrainResult:
     """Train to `config.num_steps`, from the newest checkpoint in `run_dir` or from the start.
 
@@ -63,9 +70,10 @@ def train(
 
     Args:
         batches: the batch of a zero-based step; a pure function of it.
-        run_dir: holds run.json, metrics.jsonl, checkpoints/, plots/ and wandb/.
+        run_dir: holds run.json, metrics.jsonl, checkpoints/ and plots/.
         fingerprint: of the configuration; a directory of another run is refused.
         run_name: for people.
+        tracker_dir: holds wandb/, whose service writes its logs even after the run has ended; `run_dir` if not given.
 
     Raises:
         ConfigError: `run_dir` belongs to another run.
@@ -74,7 +82,7 @@ def train(
     """
     record = open_run(run_dir, config, fingerprint=fingerprint, run_name=run_name)
     train_step = make_train_step(config)
-    with CheckpointStore(run_dir, config.checkpoint_steps) as store, Tracker(record, run_dir, reporter) as tracker:
+    with CheckpointStore(run_dir, config.checkpoint_steps) as store, Tracker(record, tracker_dir or run_dir, reporter) as tracker:
         state = store.restore_newest(abstract_state(config), reporter)
         start = 0 if state is None else int(state.step)
         reporter.log(f"Training {run_name} from step {start} to {config.num_steps}")

@@ -14,9 +14,9 @@ INIT_SECONDS = 60
 
 
 class Tracker:
-    """Sends metrics to W&B, or to an offline run under `run_dir/wandb`. Any failure is logged once and ends tracking, never training."""
+    """Sends metrics to W&B, or to an offline run under `folder/wandb`. Any failure is logged once and ends tracking, never training."""
 
-    def __init__(self, record: RunRecord, run_dir: Path, reporter: Reporter) -> None:
+    def __init__(self, record: RunRecord, folder: Path, reporter: Reporter) -> None:
         self._reporter = reporter
         self._run: Any = None
         tracker = record.config.tracker
@@ -25,16 +25,16 @@ class Tracker:
         online = tracker.mode == "auto" and bool(os.environ.get("WANDB_API_KEY"))
         if not online:
             why = "asked for" if tracker.mode == "offline" else "WANDB_API_KEY is not set"
-            reporter.log(f"W&B run {record.tracker_run_id} is written offline to {run_dir / 'wandb'} ({why}); upload it with `wandb sync`")
+            reporter.log(f"W&B run {record.tracker_run_id} is written offline to {folder / 'wandb'} ({why}); upload it with `wandb sync`")
         try:
-            self._run = self._start(record, run_dir, online=online)
+            self._run = self._start(record, folder, online=online)
         except Exception as error:  # W&B raises its own and its transport's kinds.
             self._fail(error)
 
-    def _start(self, record: RunRecord, run_dir: Path, *, online: bool) -> Any:
+    def _start(self, record: RunRecord, folder: Path, *, online: bool) -> Any:
         import wandb  # Hundreds of modules: loaded only where a run is tracked.
 
-        run_dir.joinpath("wandb").mkdir(parents=True, exist_ok=True)
+        folder.joinpath("wandb").mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(init_timeout=INIT_SECONDS, console="off", silent=True, x_disable_stats=True, disable_git=True)
         return wandb.init(
             project=record.config.tracker.project,
@@ -43,7 +43,7 @@ class Tracker:
             id=record.tracker_run_id,
             resume="allow" if online else None,
             mode="online" if online else "offline",
-            dir=str(run_dir),
+            dir=str(folder),
             config=record.config.model_dump(mode="json"),
             settings=settings,
         )
