@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -11,11 +12,12 @@ from typing import Any, Protocol
 from marin_assets.launch import Handle, Launcher, Observation, State
 from marin_assets.launch.contract import job_name
 from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, Attempt, Claim, End, Record, Store
+from marin_core.artifact.canonical import canonical_json
 from marin_core.artifact.job import JobSpec
-from marin_core.artifact.lease import LeaseWatch
+from marin_core.artifact.lease import LeaseWatch, WaitingBeats
 from marin_core.artifact.record import FailureClass, failure_class
 from marin_core.artifact.store import committed_at
-from marin_core.errors import ConfigError, ExitCode, MarinError
+from marin_core.errors import ConfigError, ExitCode, InfrastructureError, MarinError
 from marin_core.redaction import refuse_secrets
 
 POLL_SECONDS = 0.2
@@ -71,17 +73,27 @@ class Following(Protocol):
         """Hand on whatever the job has said since the last call."""
 
 
+_EXIT_CODES: dict[FailureClass, ExitCode] = {
+    "config": ExitCode.BAD_CONFIG,
+    "data": ExitCode.BAD_DATA,
+    "bug": ExitCode.BUG,
+    "infrastructure": ExitCode.TRY_AGAIN,
+    "preempted": ExitCode.PREEMPTED,
+}
+
+
 class BuildError(MarinError):
     """A job ended without a commit and won't be tried again."""
 
-    def __init__(self, message: str, *, advice: str, attempt: int, exit_code: int | None, log: str, log_tail: str) -> None:
+    def __init__(
+        self, message: str, *, advice: str, attempt: int, failure: FailureClass, exit_code: int | None, log: str, log_tail: str
+    ) -> None:
         super().__init__(message, advice=advice)
         self.attempt = attempt
         self.job_exit_code = exit_code
         self.log = log
         self.log_tail = log_tail
-        known = {int(code) for code in ExitCode}
-        self.exit_code = ExitCode(exit_code) if exit_code in known and exit_code != 0 else ExitCode.BUG
+        self.exit_code = _EXIT_CODES[failure]  # a process that was killed has none
 
 
 @dataclass(frozen=True)
@@ -106,10 +118,13 @@ class Builder:
     def build(self, step: ArtifactStep, artifact: ArtifactId) -> tuple[Record, bool]:
         """The committed record, and whether it was there before.
 
+        A store or launcher that fails meanwhile is tried again like a job that does, from the same budget.
+
         Raises:
             BuildError: the job ended in a way that isn't tried again, or too often.
-            ConfigError: an input is missing.
+            ConfigError: an input is missing, or the configuration holds a secret.
             DataError: the committed artifact is corrupt.
+            InfrastructureError: the store or the launcher failed too often.
         """
         record = self.target.record(artifact)
         if record is not None:
@@ -119,21 +134,35 @@ class Builder:
         if step.pin is not None:
             return self._pin(artifact, step.pin if artifact.partition is None else f"{step.pin}/{artifact.partition}"), False
         inputs = self._inputs(step, artifact)
-        failures: dict[FailureClass, int] = {}
+        identity = canonical_json(self.graph.identity(step)).decode() + step.config(self.store.prefix, artifact.partition).model_dump_json()
+        refuse_secrets(identity, f"the configuration of {artifact}")
+        failures: Counter[FailureClass] = Counter()
+        claims: set[str] = set()
         while True:
-            attempt, mine = self._claim_or_attach(artifact)
-            end = self._follow(step, artifact, attempt, inputs, mine=mine)
-            record = self.target.settle(artifact)
+            try:
+                attempt, mine = self._claim_or_attach(artifact, [str(read) for read in inputs], claims)
+                end = self._follow(step, artifact, attempt, inputs, mine=mine)
+                record = self.target.settle(artifact)
+            except InfrastructureError as error:
+                if not self._try_again(failures, "infrastructure", f"{artifact}: {error.message}"):
+                    raise
+                continue
             if record is not None:
                 return record, False
             failure = end.failure or "infrastructure"
-            failures[failure] = failures.get(failure, 0) + 1
-            if failures[failure] > self.retries.budget(failure):
-                raise self._failed(artifact, attempt, end)
-            delay = self.retries.delay_seconds(failures[failure])
             reason = (end.error or end.state).splitlines()[0]
-            self.events.warning(f"attempt {attempt.number} of {artifact} ended ({failure}): {reason}; trying again in {delay:.1f} s")
-            time.sleep(delay)
+            if not self._try_again(failures, failure, f"attempt {attempt.number} of {artifact} ended ({failure}): {reason}"):
+                raise self._failed(artifact, attempt, end)
+
+    def _try_again(self, failures: Counter[FailureClass], failure: FailureClass, what: str) -> bool:
+        """Count a failure and wait before the next try; False if the budget of its class is spent."""
+        failures[failure] += 1
+        if failures[failure] > self.retries.budget(failure):
+            return False
+        delay = self.retries.delay_seconds(failures[failure])
+        self.events.warning(f"{what}; trying again in {delay:.1f} s")
+        time.sleep(delay)
+        return True
 
     def _pin(self, artifact: ArtifactId, address: str) -> Record:
         """Commit a record that points at what is committed elsewhere; nothing is copied.
@@ -143,13 +172,16 @@ class Builder:
             DataError: what is there is corrupt.
         """
         record, code = committed_at(address)
-        record = record.model_copy(update={"name": artifact.name, "version": artifact.version, "partition": artifact.partition})
+        own = {"name": artifact.name, "version": artifact.version, "partition": artifact.partition}
+        record = record.model_copy(update={**own, "keep_days": self.graph[artifact].keep_days})
         self.target.require_intact(record)
+        claims: set[str] = set()
         while True:
-            attempt, mine = self._claim_or_attach(artifact)
+            attempt, mine = self._claim_or_attach(artifact, [address], claims)
             if not mine and attempt.end is None:
                 self._wait_elsewhere(artifact, attempt)
             elif mine:
+                committed_at(address)  # housekeeping spares what a claim reads, but may have taken it back just before
                 now = datetime.now(UTC).isoformat()
                 record = record.model_copy(update={"attempt": attempt.number, "dagster_run_id": self.dagster_run_id})
                 self.target.commit(artifact, End(state="succeeded", ended_at=now, exit_code=0, record=record), code)
@@ -178,13 +210,17 @@ class Builder:
             )
         return {each: record for each, record in found.items() if record is not None}
 
-    def _claim_or_attach(self, artifact: ArtifactId) -> tuple[Attempt, bool]:
-        """The open attempt, whoever started it, or a new one; and whether it is ours."""
+    def _claim_or_attach(self, artifact: ArtifactId, reads: Sequence[str], claims: set[str]) -> tuple[Attempt, bool]:
+        """The open attempt, whoever started it, or a new one; and whether it is ours.
+
+        Args:
+            claims: tokens of our claims so far, grows; one whose writing failed may be found written after all.
+        """
         while True:
             attempts = self.target.attempts(artifact)
             newest = attempts[-1] if attempts else None
             if newest is not None and (newest.end is None or self._unpublished(artifact, newest)):
-                return newest, False
+                return newest, newest.claim.token in claims
             number = newest.number + 1 if newest else 1
             now = datetime.now(UTC).isoformat()
             claim = Claim(
@@ -194,7 +230,9 @@ class Builder:
                 submitted_at=now,
                 host=self.launcher.host,
                 dagster_run_id=self.dagster_run_id,
+                reads=tuple(reads),
             )
+            claims.add(claim.token)
             if self.target.claim(artifact, claim):
                 return Attempt(claim=claim), True
 
@@ -212,31 +250,47 @@ class Builder:
             return self._wait_elsewhere(artifact, attempt)
         handle = self.launcher.handle(attempt.claim.job)
         watch = LeaseWatch(self.target, artifact, attempt.number, self.lease_seconds)
+        # A job that another has begun to submit may be ours to start, but only one that would be what its claim says.
+        submits = mine or (self.launcher.adopts and attempt.claim.fingerprint == self.graph.fingerprint(step))
+        waiting = WaitingBeats(self.target, artifact, attempt.number, self.lease_seconds)
         with self.events.following(handle) as following:
-            spec = self._spec(step, artifact, attempt, inputs, handle)
-            refuse_secrets(spec.model_dump_json(), f"the configuration of {artifact}")
             self.events.info(f"following job {attempt.claim.job}; its folder is {handle.folder}")
             try:
-                if mine or self.launcher.adopts:
+                if submits:
+                    spec = self._spec(step, artifact, attempt, inputs, handle)
                     self.launcher.submit(attempt.claim.job, spec, following.environment)
                 while not (seen := self.launcher.observe(handle)).state.final:
                     following.pump()
+                    if submits and seen.state == State.PENDING:
+                        waiting.beat()
                     if watch.expired():
                         self.launcher.cancel(handle)
                         seen = Observation(State.VANISHED, reason=f"no sign of life for {self.lease_seconds:.0f} s: it hung and was ended")
                         break
                     time.sleep(POLL_SECONDS)
-            except BaseException:
-                if not self.launcher.adopts or self.events.stop_means_job():
-                    self.events.info(f"stopping job {attempt.claim.job}")
-                    self.launcher.cancel(handle)
-                    seen = self.launcher.observe(handle)
-                    stopped = Observation(State.PREEMPTED, int(ExitCode.PREEMPTED), "stopped with whoever had started it")
-                    self._close(artifact, attempt, seen if seen.state.final else stopped, handle)
+            except BaseException as error:
+                self._leave(artifact, attempt, handle, error, mine=mine)
                 raise
             finally:
                 following.pump()
         return self._close(artifact, attempt, seen, handle)
+
+    def _leave(self, artifact: ArtifactId, attempt: Attempt, handle: Handle, error: BaseException, *, mine: bool) -> None:
+        """A builder that is interrupted or fails leaves its job running, unless the interrupt is meant for it or it ran in this process."""
+        failed = isinstance(error, Exception)
+        if self.launcher.adopts:
+            if failed or not self.events.stop_means_job():
+                return
+            self.events.info(f"stopping job {attempt.claim.job}")
+            self.launcher.cancel(handle)
+        elif not mine:
+            return
+        seen = self.launcher.observe(handle)
+        if not seen.state.final:
+            stopped = Observation(State.PREEMPTED, int(ExitCode.PREEMPTED), "stopped with whoever had started it")
+            seen = Observation(State.FAILED, int(ExitCode.TRY_AGAIN), str(error)) if failed else stopped
+        with suppress(InfrastructureError):  # whoever comes next closes it then
+            self._close(artifact, attempt, seen, handle)
 
     def _wait_elsewhere(self, artifact: ArtifactId, attempt: Attempt) -> End:
         """Wait for a build on another machine: for its end, or for the end of its signs of life."""
@@ -279,6 +333,7 @@ class Builder:
             scratch=str(handle.folder),
             lease_seconds=self.lease_seconds,
             dagster_run_id=self.dagster_run_id,
+            keep_days=step.keep_days,
         )
 
     def _failed(self, artifact: ArtifactId, attempt: Attempt, end: End) -> BuildError:
@@ -293,6 +348,7 @@ class Builder:
             f"{artifact}, attempt {attempt.number}: {end.error or end.state}",
             advice=advice,
             attempt=attempt.number,
+            failure=end.failure or "infrastructure",
             exit_code=end.exit_code,
             log=end.log or str(handle.folder / "log"),
             log_tail=self.launcher.logs(handle, tail_lines=40),

@@ -1,9 +1,6 @@
 """The one Dagster resource: which store the lab keeps its artifacts in, and how it launches jobs."""
 
-import hashlib
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -11,19 +8,11 @@ from pydantic import PrivateAttr
 
 from marin_assets.builder import Retries
 from marin_assets.launch import InlineLauncher, Launcher, LocalLauncher
+from marin_assets.place import PREFIX_VARIABLE, PROJECT, STATE, default_prefix, jobs_folder
 from marin_core.artifact import ArtifactGraph, Store
 from marin_core.artifact.drift import DriftFinder
-from marin_core.artifact.store import local_path
 
-PREFIX_VARIABLE = "MARIN_PREFIX"
-PROJECT = Path(__file__).resolve().parents[1]
-STATE = PROJECT / ".dagster"
-"""Folder of everything that Dagster and the local launcher keep about runs; artifacts lie in the store."""
-
-
-def default_prefix() -> str:
-    """MARIN_PREFIX, or the project's own ignored folder."""
-    return os.environ.get(PREFIX_VARIABLE) or f"file://{PROJECT / '.store'}"
+__all__ = ["PREFIX_VARIABLE", "PROJECT", "STATE", "Lab", "default_prefix"]
 
 
 class Lab(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -57,9 +46,7 @@ class Lab(dg.ConfigurableResource):  # type: ignore[type-arg]
         return Retries(self.infrastructure_retries, self.preemption_retries, self.first_retry_delay_seconds)
 
     def launcher(self, store: Store, *, inline: bool = False) -> Launcher:
-        """Jobs of a local store keep their folders in it; those of a remote one beside Dagster's state."""
-        local = local_path(store.prefix)
-        root = local / ".jobs" if local else STATE / "jobs" / hashlib.sha256(store.prefix.encode()).hexdigest()[:12]
+        root = jobs_folder(store.prefix)
         return InlineLauncher(root) if inline else LocalLauncher(root)
 
     def drift_finder(self, graph: ArtifactGraph, store: Store, run_id: str) -> DriftFinder:

@@ -92,7 +92,8 @@ def _refuse_changed_conditions(graph: ArtifactGraph, store: Store, committed: Re
         ConfigError: naming what was changed.
     """
     step = graph[committed.id]
-    changed = [f"{name}: {old!r} → {new!r}" for name, (old, new) in config_differences(committed.identity, graph.identity(step), step.field_notes).items()]
+    fields = config_differences(committed.identity, graph.identity(step), step.field_notes)
+    changed = [f"{name}: {old} → {new}" for name, (old, new) in fields.items()]
     inputs = store.records([read.id for read in committed.inputs])
     for read in committed.inputs:
         found = inputs[read.id]

@@ -5,9 +5,12 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import distributions
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from marin_core.artifact.record import Code, Usage
@@ -34,12 +37,29 @@ def cpu_count() -> int:
 
 
 def code_state(digest: str) -> Code:
-    """Git commit and cleanliness of the project's checkout, versions of packages that decide results, and the code table's digest."""
-    installed = {name: dist.version for dist in distributions() if (name := dist.name.lower()) in _PACKAGES}
+    """Git commit and cleanliness of the project's checkout, versions of packages that decide results, and the code table's digest.
+
+    In a process that runs job after job, they are those of when it first ran this code: a commit made meanwhile is not what it loaded.
+    """
+    commit, dirty = _checkout(digest)
+    return Code(git_commit=commit, dirty=dirty, packages=dict(_installed()), digest=digest)
+
+
+@cache
+def _checkout(digest: str) -> tuple[str | None, bool | None]:
+    """Commit and cleanliness; of a digest, since another look is due when the code has changed. Asking git takes longer than many a job."""
     commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return Code(packages=installed, digest=digest)
-    return Code(git_commit=commit, dirty=bool(_git("status", "--porcelain")), packages=installed, digest=digest)
+    return commit, None if commit is None else bool(_git("status", "--porcelain"))
+
+
+@cache
+def _installed() -> Mapping[str, str]:
+    """Versions of the packages, asked once: a running process keeps what it imported."""
+    found = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _git(*arguments: str) -> str | None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,18 +23,15 @@ from marin_core.artifact.code import CodeTable, code_table
 from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.job import JobSpec
 from marin_core.artifact.lease import Heartbeat
-from marin_core.artifact.objects import local_state
+from marin_core.artifact.objects import FileState, local_state
 from marin_core.artifact.record import CheckResult, End, Environment, File, Record, failure_class, file_sha256, manifest_digest
-from marin_core.artifact.store import Store, attempt_folder, superseded
+from marin_core.artifact.store import Store, attempt_folder, superseded, unfinished_folder
 from marin_core.config import Config
-from marin_core.errors import ConfigError, DataError, ExitCode, MarinError, SupersededError
+from marin_core.errors import ConfigError, DataError, ExitCode, InfrastructureError, MarinError
 from marin_core.redaction import redact
 from marin_core.report import Report
 from marin_jobs.provenance import Clock, code_state, cpu_count
 from marin_jobs.reporting import JobReporter
-
-STOP_GRACE_SECONDS = 60.0
-"""Time that a job which lost its lease has to stop by itself."""
 
 JOBS = ("adopt", "evaluate", "filter", "ingest", "mixture", "ngram", "summary", "tasks", "tokenize", "tokenizer", "train")
 """Modules that a spec may name; a spec comes from outside, so it chooses from a list and never imports at will."""
@@ -84,7 +82,9 @@ class JobContext:
             return path
         folder = self.scratch / "inputs" / record.id.path
         if not folder.exists():
-            self.store.download(record, folder)
+            part = folder.with_name(f"{folder.name}.part")
+            self.store.download(record, part)
+            part.rename(folder)
         return folder
 
     def local_parts(self, addresses: Mapping[str, Sequence[str]]) -> dict[str, list[Path]]:
@@ -124,10 +124,15 @@ def run(spec: JobSpec, reporter: JobReporter, on_lost: Callable[[End], None] = l
         try:
             build(spec, Path(spec.scratch), reporter, clock)
         except Exception as error:
-            code, message = _explain(spec, error, heartbeat.lost)
+            code, message = _explain(error)
     if message is not None:
-        print(message, file=sys.stderr, flush=True)
-        _close_failed(spec, target, clock, code, message)
+        lost = heartbeat.lost or _close_failed(spec, target, clock, code, message)
+        if lost is not None:  # a builder without a lease fails in many ways, all for this one reason
+            code, message = _explain(superseded(spec.id, spec.attempt, lost))
+            _clear_own_debris(spec, target)
+        _say(message)
+    for name in ("inputs", "output"):  # copies of what lies in a remote store
+        shutil.rmtree(Path(spec.scratch) / name, ignore_errors=True)
     _write_outcome(Path(spec.scratch), code, message)
     return code
 
@@ -138,21 +143,21 @@ def run_inline(spec: JobSpec) -> int:
         return run(spec, JobReporter(None, threading.Event(), log))
 
 
-def _explain(spec: JobSpec, error: Exception, lost: End | None) -> tuple[int, str]:
-    """Exit code and message of what stopped a job. A builder without a lease fails in many ways, all for this one reason."""
-    if lost is not None and not isinstance(error, SupersededError):
-        error = superseded(spec.id, spec.attempt, lost)
+def _explain(error: Exception) -> tuple[int, str]:
+    """Exit code and message of what stopped a job."""
     if isinstance(error, MarinError):
         code = error.exit_code
     else:
-        traceback.print_exc()
+        with suppress(OSError):  # the log's disk is full
+            traceback.print_exception(error)
         # A full disk, a lost mount or a refused connection may pass; a missing file won't.
         misplaced = isinstance(error, FileNotFoundError | FileExistsError | IsADirectoryError | NotADirectoryError)
         code = ExitCode.TRY_AGAIN if isinstance(error, OSError) and not misplaced else ExitCode.BUG
     return int(code), redact(f"{type(error).__name__}: {error}")
 
 
-def _close_failed(spec: JobSpec, store: Store, clock: Clock, code: int, message: str) -> None:
+def _close_failed(spec: JobSpec, store: Store, clock: Clock, code: int, message: str) -> End | None:
+    """Close the attempt with what became of it; the end that another builder had written before, if there is one."""
     end = End(
         state="failed",
         ended_at=datetime.now(UTC).isoformat(),
@@ -163,21 +168,42 @@ def _close_failed(spec: JobSpec, store: Store, clock: Clock, code: int, message:
         usage=clock.usage(),
     )
     try:
-        store.close(spec.id, spec.attempt, end)
+        standing = store.close(spec.id, spec.attempt, end)
     except MarinError as error:  # the launcher's side closes it then, from the outcome
-        print(f"the attempt could not be closed: {error}", file=sys.stderr, flush=True)
+        _say(f"the attempt could not be closed: {error}")
+        return None
+    return None if standing == end or standing.record is not None else standing
+
+
+def _clear_own_debris(spec: JobSpec, store: Store) -> None:
+    """Whoever took over may have cleared it before this process, which was asleep, wrote its last."""
+    try:
+        if store.record(spec.id) is not None:
+            store.clear_debris(spec.id, keep=0)
+    except MarinError as error:
+        _say(f"the folder of attempt {spec.attempt} could not be cleared: {error}")
+
+
+def _say(message: str) -> None:
+    """A line in the job's log, which may lie on the very disk that is full."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
 
 
 def _stop_soon(spec: JobSpec, end: End, stop: threading.Event) -> None:
-    """Ask the job to stop; one that doesn't listen is ended, since its work can't be used any more."""
-    print(f"SupersededError: {superseded(spec.id, spec.attempt, end)}", file=sys.stderr, flush=True)
+    """Ask the job to stop, and end it if it doesn't within the length of its lease, since its work can't be used any more."""
+    message = f"SupersededError: {superseded(spec.id, spec.attempt, end)}"
+    _say(message)
     stop.set()
 
     def end_process() -> None:
-        _write_outcome(Path(spec.scratch), int(ExitCode.BAD_CONFIG), f"SupersededError: {superseded(spec.id, spec.attempt, end)}")
-        os._exit(ExitCode.BAD_CONFIG)
+        try:
+            _write_outcome(Path(spec.scratch), int(ExitCode.BAD_CONFIG), message)
+            _clear_own_debris(spec, Store(spec.output_prefix or spec.prefix))
+        finally:
+            os._exit(ExitCode.BAD_CONFIG)
 
-    timer = threading.Timer(STOP_GRACE_SECONDS, end_process)
+    timer = threading.Timer(spec.lease_seconds, end_process)
     timer.daemon = True
     timer.start()
 
@@ -194,6 +220,9 @@ def build(spec: JobSpec, scratch: Path, reporter: JobReporter, clock: Clock) -> 
     if committed is not None:
         reporter.log(f"{spec.id} is committed already; nothing to build")
         return committed
+    given_up = target.end(spec.id, spec.attempt)  # while this job waited for its machine
+    if given_up is not None:
+        raise superseded(spec.id, spec.attempt, given_up)
     module = _module(spec.job)
     inputs = {store.address(artifact): record for artifact, record in _inputs(spec, store).items()}
     for record in inputs.values():
@@ -202,10 +231,13 @@ def build(spec: JobSpec, scratch: Path, reporter: JobReporter, clock: Clock) -> 
     reporter.log(f"building {spec.id}, attempt {spec.attempt}")
     report: Report = module.run(JobContext(spec, store, output, scratch, inputs, reporter))
     reporter.log("writing the manifest")
-    files = report.adopted.files if report.adopted else _manifest(output)
-    if not target.is_local and report.adopted is None:
-        states = target.upload(output, spec.id, spec.attempt)
-        files = tuple(file.model_copy(update={"stamp": states[file.path].stamp}) for file in files)
+    if report.adopted:
+        files = report.adopted.files
+        shutil.rmtree(output)
+    elif target.is_local:
+        files = _manifest(output)
+    else:
+        files = _uploaded(_manifest(output), target.upload(output, spec.id, spec.attempt))
     _inputs(spec, store)  # what was read is what the record will say
     code = code_table(f"marin_jobs.{spec.job}")
     record = _record(spec, report, output, files, code, clock)
@@ -264,7 +296,7 @@ def _prepare_output(spec: JobSpec, store: Store, scratch: Path, carry_over: Call
             if (path := store.output_path(spec.id, attempt.number)) is not None and path.is_dir()
         ]
     )
-    fresh = output.with_name(f"{output.name}.new")
+    fresh = output.with_name(unfinished_folder(spec.attempt))
     for path in (output, fresh):
         shutil.rmtree(path, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -284,6 +316,18 @@ def _manifest(output: Path) -> tuple[File, ...]:
             state = local_state(path)
             files.append(File(path=path.relative_to(output).as_posix(), size=state.size, sha256=file_sha256(path), stamp=state.stamp))
     return tuple(files)
+
+
+def _uploaded(files: tuple[File, ...], states: Mapping[str, FileState]) -> tuple[File, ...]:
+    """The manifest with the stamps that the store gave.
+
+    Raises:
+        InfrastructureError: the store doesn't have what was sent.
+    """
+    missing = [file.path for file in files if file.path not in states or states[file.path].size != file.size]
+    if missing:
+        raise InfrastructureError(f"{len(missing)} files are not in the store as they were sent: {missing[:5]}", advice="Try again.")
+    return tuple(file.model_copy(update={"stamp": states[file.path].stamp}) for file in files)
 
 
 def _record(spec: JobSpec, report: Report, output: Path, files: tuple[File, ...], code: CodeTable, clock: Clock) -> Record:
@@ -306,6 +350,7 @@ def _record(spec: JobSpec, report: Report, output: Path, files: tuple[File, ...]
         ended_at=datetime.now(UTC).isoformat(),
         usage=clock.usage(),
         dagster_run_id=spec.dagster_run_id,
+        keep_days=spec.keep_days,
         metrics=dict(report.metrics),
         tables={name: [dict(row) for row in rows] for name, rows in report.tables.items()},
         plots={name: path.relative_to(output).as_posix() for name, path in report.plots.items()},
@@ -320,5 +365,6 @@ def _record(spec: JobSpec, report: Report, output: Path, files: tuple[File, ...]
 def _write_outcome(scratch: Path, code: int, message: str | None) -> None:
     """`outcome.json` in the job's folder: how the process ended, for a launcher that isn't its parent."""
     temporary = scratch / "outcome.tmp"
-    temporary.write_text(json.dumps({"exit_code": int(code), "message": message}))
-    temporary.replace(scratch / "outcome.json")
+    with suppress(OSError):  # the exit code says it too
+        temporary.write_text(json.dumps({"exit_code": int(code), "message": message}))
+        temporary.replace(scratch / "outcome.json")

@@ -1,8 +1,11 @@
 """Jobs as detached local processes: the embedded default. A job's folder is its identity and its memory."""
 
+import hashlib
 import importlib
 import json
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,11 +19,14 @@ import psutil
 
 from marin_assets.launch.contract import Handle, Observation, State
 from marin_core.artifact.job import JobSpec
-from marin_core.errors import ExitCode
+from marin_core.errors import ExitCode, InfrastructureError
 from marin_core.redaction import redact
 
-START_TIMEOUT_SECONDS = 60
-"""A claimed folder without a process for this long belongs to a launcher that died while starting it."""
+START_TIMEOUT_SECONDS = 60.0
+"""A launcher that lives and hasn't started its job for this long hangs."""
+
+ORPHAN_SECONDS = 2.0
+"""How long to look for the process of a job whose launcher died before it could write down which it is."""
 
 CANCEL_GRACE_SECONDS = 30
 """Time to save after SIGTERM before SIGKILL."""
@@ -31,30 +37,42 @@ _PROJECT = Path(__file__).resolve().parents[2]
 class LocalLauncher:
     """Runs each job as a process group of its own below `root`, one folder a job: spec, messages, log, process, outcome.
 
-    `mkdir` of the folder is the claim, so two launchers start a job once. The process outlives the launcher, as a job on
-    a cluster does; the next launcher finds it by name. Jobs share a cache of compiled programs: a run that resumes, or the
-    evaluation of the next checkpoint, compiles nothing.
+    The folder appears by a rename, with the spec and its launcher in it, so two launchers start a job once. The process outlives the
+    launcher, as a job on a cluster does; the next launcher finds it by name. Jobs share a cache of compiled programs: a run that
+    resumes, or the evaluation of the next checkpoint, compiles nothing.
     """
 
     adopts = True
 
     def __init__(self, root: Path, host: str | None = None) -> None:
-        self.host = host or this_host()
+        self.host = host or this_host(root)
         self._root = root
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._pending_since: dict[str, float] = {}
 
     def handle(self, name: str) -> Handle:
         return Handle(name, self._root / name)
 
     def submit(self, name: str, spec: JobSpec, environment: Mapping[str, str]) -> Handle:
         handle = self.handle(name)
-        self._root.mkdir(parents=True, exist_ok=True)
-        try:
-            handle.folder.mkdir()
-        except FileExistsError:
+        if handle.folder.exists():
             return handle
-        _write(handle.folder / "spec.json", spec.model_dump_json())
-        self._start(handle, spec, environment)
+        fresh = self._root / f".{name}.{secrets.token_hex(4)}"
+        try:
+            fresh.mkdir(parents=True)
+            _write(fresh / "spec.json", spec.model_dump_json())
+            _write(fresh / "launcher.json", json.dumps({"pid": os.getpid(), "started": process_start(os.getpid())}))
+            fresh.rename(handle.folder)
+        except OSError as error:
+            shutil.rmtree(fresh, ignore_errors=True)
+            if handle.folder.exists():  # another launcher was first
+                return handle
+            raise _not_launched(name, error) from error
+        try:
+            self._start(handle, spec, environment)
+        except OSError as error:  # full disk, no more processes: whoever tries next starts from nothing
+            shutil.rmtree(handle.folder, ignore_errors=True)
+            raise _not_launched(name, error) from error
         return handle
 
     def _start(self, handle: Handle, spec: JobSpec, environment: Mapping[str, str]) -> None:
@@ -69,11 +87,15 @@ class LocalLauncher:
                 start_new_session=True,
             )
         self._children[handle.name] = child
-        self._remember(handle, child.pid)
+        try:
+            self._remember(handle, child.pid)
+        except OSError:
+            child.kill()  # nobody would ever find it
+            child.wait()
+            raise
 
     def _remember(self, handle: Handle, pid: int) -> None:
-        started = psutil.Process(pid).create_time()  # pids are reused; a pid with its start time is not
-        _write(handle.folder / "process.json", json.dumps({"pid": pid, "started": started}))
+        _write(handle.folder / "process.json", json.dumps({"pid": pid, "started": process_start(pid)}))
 
     def observe(self, handle: Handle) -> Observation:
         if outcome := self._outcome(handle):
@@ -85,7 +107,7 @@ class LocalLauncher:
         return self._outcome(handle) or self._without_outcome(handle)  # it may have ended between the two looks
 
     def cancel(self, handle: Handle, grace_seconds: float = CANCEL_GRACE_SECONDS) -> None:
-        process = self._process(handle)
+        process = self._process(handle) or self._orphan(handle)
         if process is None:
             return
         tree = [process, *process.children(recursive=True)]
@@ -112,13 +134,16 @@ class LocalLauncher:
         child = self._children.get(handle.name)
         if child is not None:
             child.poll()  # reaps it
-        try:
-            known = json.loads((handle.folder / "process.json").read_text())
-            process = psutil.Process(known["pid"])
-            alive = process.create_time() == known["started"] and process.status() != psutil.STATUS_ZOMBIE
-        except (FileNotFoundError, psutil.NoSuchProcess):
-            return None
-        return process if alive else None
+        return _living(handle.folder / "process.json")
+
+    def _orphan(self, handle: Handle) -> psutil.Process | None:
+        """The job's process where its launcher died before it could write down which it is."""
+        command = ["-m", "marin_jobs", str(handle.folder / "spec.json")]
+        for process in psutil.process_iter(["cmdline"]):
+            with suppress(ProcessLookupError):
+                if (process.info["cmdline"] or [])[-3:] == command and os.getsid(process.pid) == process.pid:  # not a child of the job
+                    return process
+        return None
 
     def _outcome(self, handle: Handle) -> Observation | None:
         try:
@@ -130,13 +155,22 @@ class LocalLauncher:
         return Observation(state, code, outcome["message"] or "")
 
     def _not_started(self, handle: Handle) -> Observation:
-        try:
-            age = time.time() - handle.folder.stat().st_mtime
-        except FileNotFoundError:
+        """A job without a known process: its launcher is about to start it, or died over that. No clock but our own is asked."""
+        if not handle.folder.exists():
             return Observation(State.VANISHED, reason=f"no job folder {handle.folder}")
-        if age > START_TIMEOUT_SECONDS:
-            return Observation(State.VANISHED, reason="its launcher died while starting it")
-        return Observation(State.PENDING)
+        now = time.monotonic()
+        waited = now - self._pending_since.setdefault(handle.name, now)
+        if _living(handle.folder / "launcher.json") is not None:
+            hangs = waited > START_TIMEOUT_SECONDS
+            return Observation(State.VANISHED, reason="its launcher hangs") if hangs else Observation(State.PENDING)
+        orphan = self._orphan(handle)
+        if orphan is not None:
+            with suppress(OSError):
+                self._remember(handle, orphan.pid)
+            return Observation(State.RUNNING)
+        if waited < ORPHAN_SECONDS:
+            return Observation(State.PENDING)
+        return self._outcome(handle) or Observation(State.VANISHED, reason="its launcher died while starting it")
 
     def _without_outcome(self, handle: Handle) -> Observation:
         child = self._children.get(handle.name)
@@ -158,6 +192,10 @@ class InlineLauncher(LocalLauncher):
 
     adopts = False
 
+    def _not_started(self, handle: Handle) -> Observation:
+        """Nobody else can start it; if whoever claimed it has died before it did, the silence tells."""
+        return Observation(State.PENDING)
+
     def _start(self, handle: Handle, spec: JobSpec, environment: Mapping[str, str]) -> None:
         runtime = importlib.import_module("marin_jobs.runtime")
         self._remember(handle, os.getpid())
@@ -167,12 +205,42 @@ class InlineLauncher(LocalLauncher):
         """Nothing to stop: whoever could ask is the process that runs it, or can't reach it."""
 
 
-def this_host() -> str:
-    """Name of what shares one table of processes: this boot of this machine, and this container of it."""
+def this_host(root: Path) -> str:
+    """Name of what shares one table of processes and one folder of jobs: this boot of this machine, this container of it, this root."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/pid")
     started = boot.read_text().strip()[:8] if boot.exists() else str(int(psutil.boot_time()))
-    return f"{socket.gethostname()}-{started}" + (f"-{namespace.readlink().name[5:-1]}" if namespace.is_symlink() else "")
+    container = f"-{namespace.readlink().name[5:-1]}" if namespace.is_symlink() else ""
+    return f"{socket.gethostname()}-{started}{container}-{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:8]}"
+
+
+def process_start(pid: int) -> float | None:
+    """When a living process started, on a scale that setting the clock doesn't move; None if it is gone, a zombie included.
+
+    pids are reused; a pid with its start is not.
+    """
+    try:
+        if not Path("/proc/stat").exists():  # not Linux
+            process = psutil.Process(pid)
+            return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+        state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+        return None
+    return None if state in "ZX" else float(numbers[18])  # clock ticks since the machine started
+
+
+def _living(mark: Path) -> psutil.Process | None:
+    """The process that a file names, if it is alive."""
+    try:
+        known = json.loads(mark.read_text())
+        started = process_start(known["pid"])
+        return psutil.Process(known["pid"]) if started is not None and started == known["started"] else None
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        return None
+
+
+def _not_launched(name: str, error: OSError) -> InfrastructureError:
+    return InfrastructureError(f"job {name} can't be started: {error}", advice="Look at the machine's disk and processes, and try again.")
 
 
 def _write(path: Path, text: str) -> None:

@@ -4,6 +4,9 @@ A table has one digest for each reached top-level definition, so that a differen
 taken over syntax trees: comments, docstrings and layout are no difference. The walk follows names, imports and re-exports; where it
 can't know (a shadowed name, a module handed around as an object) it takes too much rather than too little.
 
+The fields of a `Config` class have an entry of their own, `Name (fields)`: where a job's configuration can hold such a class, values
+are compared instead (`marin_core.artifact.drift`).
+
 Not seen: modules imported by a name that is computed (`importlib.import_module(name)`), and what runs at import only as a side effect
 of a definition that nobody names (a decorator not called `register`, the right side of an assignment).
 """
@@ -16,7 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from marin_core.artifact.canonical import FINGERPRINT_DIGITS, digest
-from marin_core.artifact.syntax import Import, Source, read_source
+from marin_core.artifact.syntax import Definition, Import, Source, read_source
 from marin_core.errors import ConfigError
 
 PACKAGES = ("marin_core", "marin_jobs")
@@ -34,6 +37,8 @@ BOOKKEEPING = (
 )
 """Modules (and all below them) at which the walk stops. They find inputs, move bytes, report and commit, the same for every job, and
 compute nothing of what an artifact holds: if they counted, a new field of the record would put every artifact of the lab in drift."""
+
+_CONFIG = "marin_core.config.Config"
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,6 +79,11 @@ def code_table(module: str, *, root: Path = _ROOT) -> CodeTable:
     if parts[0] not in PACKAGES or not all(part.isidentifier() for part in parts) or _under(module, BOOKKEEPING):
         raise ConfigError(f"{module!r} is no job's module", advice="Name a module that builds artifacts, such as marin_jobs.filter.")
     return _Walk(root).table(module)
+
+
+def fields_entry(name: str) -> str:
+    """Where a table keeps the fields of a `Config` class."""
+    return f"{name} (fields)"
 
 
 def code_differences(recorded: CodeTable, declared: CodeTable) -> list[CodeDifference]:
@@ -215,6 +225,29 @@ class _Walk:
         definition = source.definitions[place.definition]
         for found in definition.imports:
             self._enter(found, source)
+        known = self._digests.setdefault(source.file, {})
+        if definition.split is None or not self._is_config(place):
+            known[place.definition] = self._digest(place, definition)
+        else:
+            known[place.definition], known[fields_entry(place.definition)] = (self._digest(place, part) for part in definition.split)
+
+    def _is_config(self, place: _Place) -> bool:
+        """Whether a class derives from `marin_core.config.Config`."""
+        waiting, seen = [place], {place}
+        while waiting:
+            place = waiting.pop()
+            source = self._source(place.module)
+            for base in source.definitions[place.definition].bases if source else ():
+                for target in self._resolve(place.module, base[0], inside=True):
+                    if isinstance(target, _Outside) and ".".join((target.origin, *base[1:])) == _CONFIG:
+                        return True
+                    if isinstance(target, _Place) and target not in seen:
+                        seen.add(target)
+                        waiting.append(target)
+        return False
+
+    def _digest(self, place: _Place, definition: Definition) -> str:
+        """Digest of a definition, or of a part of it, and of what its names turn out to be; reaches all of that."""
         origins: set[str] = set()
         for use in definition.uses:
             for target in self._resolve(place.module, use[0], inside=True):
@@ -223,8 +256,7 @@ class _Walk:
                 if found.name == use[0]:
                     for target in self._targets(found):
                         self._use(place.module, use, target, origins)
-        known = self._digests.setdefault(source.file, {})
-        known[place.definition] = digest([definition.form, sorted(origins)])[:FINGERPRINT_DIGITS]
+        return digest([definition.form, sorted(origins)])[:FINGERPRINT_DIGITS]
 
     def _use(self, module: str, use: tuple[str, ...], target: _Target, origins: set[str]) -> None:
         """Follow a name and its attributes as far as they lead through modules; note what it turned out to be."""

@@ -4,10 +4,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from marin_core.artifact.canonical import FINGERPRINT_DIGITS, digest, flatten
+from marin_core.artifact.canonical import FINGERPRINT_DIGITS, FieldNotes, digest, value_differences
 from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.step import ArtifactStep
 from marin_core.errors import ConfigError
+
+SHOWN_FIELDS = 10
+"""Differences that an error lists."""
 
 
 class ArtifactGraph:
@@ -125,16 +128,14 @@ def _declarations(targets: list[ArtifactStep]) -> dict[ArtifactId, ArtifactStep]
 
 
 def _refuse_conflict(first: ArtifactStep, second: ArtifactStep) -> None:
-    ours, theirs = flatten(first.own_identity), flatten(second.own_identity)
-    fields = [
-        f"{name}: {ours.get(name, 'absent')!r} against {theirs.get(name, 'absent')!r}"
-        for name in sorted(ours.keys() | theirs.keys())
-        if name not in ours or name not in theirs or ours[name] != theirs[name]
-    ]
-    if fields:
+    one, other = ({**step.own_identity, "partitions": list(step.partitions)} for step in (first, second))
+    differences = value_differences(one, other, FieldNotes())
+    if differences:
+        fields = [f"{name}: {ours} against {theirs}" for name, (ours, theirs) in differences.items()]
         raise ConfigError(
             f"{first.id} is declared twice with different configurations, at {first.declared_at} and at {second.declared_at}: "
-            + "; ".join(fields),
+            + "; ".join(fields[:SHOWN_FIELDS])
+            + (f"; and {len(fields) - SHOWN_FIELDS} more" if len(fields) > SHOWN_FIELDS else ""),
             advice="Use one handle in both places, or give one of them another name or version.",
         )
 

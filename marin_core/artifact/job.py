@@ -20,6 +20,7 @@ class JobSpec(Config):
         output_prefix: prefix below which the artifact is built, where that isn't `prefix`: a reproduction at a shadow address.
         lease_seconds: silence after which other builders may take over.
         scratch: folder of this job on the machine that runs it.
+        keep_days: how long the artifact is kept (see `ArtifactStep`); None = for good.
     """
 
     schema_version: Literal[1] = 1
@@ -37,6 +38,7 @@ class JobSpec(Config):
     output_prefix: str | None = None
     lease_seconds: float = 60.0
     dagster_run_id: str | None = None
+    keep_days: int | None = None
 
     @property
     def id(self) -> ArtifactId:

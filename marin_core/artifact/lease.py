@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +18,8 @@ BEATS_PER_LEASE = 6
 
 class Heartbeat:
     """Beats from a thread while an attempt builds, and notices when another builder has given the attempt up.
+
+    It looks before it beats, so that a builder that was asleep while others took over touches nothing any more.
 
     Args:
         on_lost: called once, in the thread, with the end that another builder wrote.
@@ -44,19 +47,42 @@ class Heartbeat:
         count = 0
         while not self._stop.wait(self._interval):  # a build of a second needs no sign of life at all
             count += 1
-            try:
-                self._store.beat(self._artifact, self._number, count)
+            end = None
+            with suppress(Exception):  # a store that doesn't answer is no reason to stop: the commit decides
                 end = self._store.end(self._artifact, self._number)
-            except InfrastructureError:
-                end = None  # a store that doesn't answer is no reason to stop: the commit decides
-            if end is not None and not self._stop.is_set():
-                self.lost = end
-                self._on_lost(end)
+                if end is None:
+                    self._store.beat(self._artifact, self._number, count)
+            if end is not None:
+                if end.record is None and not self._stop.is_set():  # a success is the builder's own
+                    self.lost = end
+                    self._on_lost(end)
                 return
 
 
+class WaitingBeats:
+    """Signs of life that whoever submitted a job gives for it until it runs and gives its own: it may wait long for its machine."""
+
+    def __init__(self, store: Store, artifact: ArtifactId, number: int, lease_seconds: float) -> None:
+        self._store = store
+        self._artifact = artifact
+        self._number = number
+        self._interval = lease_seconds / BEATS_PER_LEASE
+        self._next = time.monotonic() + self._interval
+
+    def beat(self) -> None:
+        """Beat if it is time."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._interval
+            with suppress(InfrastructureError):
+                self._store.beat(self._artifact, self._number, -time.monotonic_ns())  # no count of the job's own, nor of another waiter
+
+
 class LeaseWatch:
-    """Tells whether another builder's signs of life have stopped, by watching them change against the own clock."""
+    """Tells whether another builder's signs of life have stopped, by watching them change against the own clock.
+
+    Time alone doesn't tell: whoever was asleep for longer than the lease has to look again some times before it gives anybody up.
+    """
 
     def __init__(self, store: Store, artifact: ArtifactId, number: int, lease_seconds: float) -> None:
         self._store = store
@@ -65,6 +91,7 @@ class LeaseWatch:
         self._lease_seconds = lease_seconds
         self._seen: bytes | None = None
         self._since = time.monotonic()
+        self._looks = 0
         self._next_look = 0.0
 
     def expired(self) -> bool:
@@ -76,8 +103,9 @@ class LeaseWatch:
         try:
             beat = self._store.last_beat(self._artifact, self._number)
         except InfrastructureError:
-            self._since = now  # while the store doesn't answer, the builder can't give signs either
+            self._since, self._looks = now, 0  # while the store doesn't answer, the builder can't give signs either
             return False
+        self._looks += 1
         if beat != self._seen:
-            self._seen, self._since = beat, now
-        return now - self._since > self._lease_seconds
+            self._seen, self._since, self._looks = beat, now, 0
+        return now - self._since > self._lease_seconds and self._looks > BEATS_PER_LEASE

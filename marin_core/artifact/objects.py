@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,7 +110,8 @@ class LocalObjects:
 
     def read(self, path: str) -> bytes | None:
         try:
-            return (self.root / path).read_bytes()
+            with FileIO(f"{self.root}/{path}") as file:  # half the time of a `Path` and a buffer, over the records of a large graph
+                return file.readall()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

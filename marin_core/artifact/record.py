@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from marin_core.artifact.canonical import digest, flatten
+from marin_core.artifact.canonical import FieldNotes, digest, value_differences
 from marin_core.artifact.identity import ArtifactId
 
 
@@ -87,7 +87,7 @@ class Record(_Document):
 
     `identity` is the document behind `fingerprint`: job, canonical config, dependency → fingerprint. `payload` is the folder of
     the files: a path relative to the address ("" in records of before attempts had folders of their own), or the URL of a place
-    outside the store from which it was adopted.
+    outside the store from which it was adopted. `keep_days` is that of the step when it was built; None = for good.
     """
 
     schema_version: Literal[1] = 1
@@ -108,6 +108,7 @@ class Record(_Document):
     ended_at: str
     usage: Usage
     dagster_run_id: str | None = None
+    keep_days: int | None = None
     metrics: dict[str, int | float | str | bool] = {}
     tables: dict[str, list[dict[str, int | float | str | bool]]] = {}
     plots: dict[str, str] = {}
@@ -154,6 +155,7 @@ class Claim(_Document):
         job: the launcher's name of the job, so that whoever looks next can attach to it.
         host: machine whose launcher can see the job; elsewhere only the heartbeat tells whether it lives.
         token: differs between any two claims, so that a writer whose answer was lost can tell its own.
+        reads: inputs (`str` of their ids), or the address of a pinned artifact; while the attempt is open, nobody may delete them.
     """
 
     number: int
@@ -163,6 +165,7 @@ class Claim(_Document):
     host: str = ""
     token: str = Field(default_factory=lambda: secrets.token_hex(8))
     dagster_run_id: str | None = None
+    reads: tuple[str, ...] = ()
 
 
 class End(_Document):
@@ -204,6 +207,42 @@ class Attempt(_Document):
         return self.end.exit_code if self.end else None
 
 
+class FormerAttempt(_Document):
+    """An attempt as it was kept before attempts had folders (`.artifact/attempts/N.json`). None of them is under way any more."""
+
+    number: int
+    state: Literal["submitted", "succeeded", "failed", "lost"]
+    job: str
+    fingerprint: str
+    submitted_at: str
+    ended_at: str | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    log: str | None = None
+    dagster_run_id: str | None = None
+
+    def as_attempt(self) -> Attempt:
+        """The same, closed: its number is taken, and whoever builds next takes a higher one."""
+        claim = Claim(
+            number=self.number,
+            job=self.job,
+            fingerprint=self.fingerprint,
+            submitted_at=self.submitted_at,
+            token="",
+            dagster_run_id=self.dagster_run_id,
+        )
+        open_then = self.state == "submitted"
+        end = End(
+            state="lost" if self.state == "submitted" else self.state,
+            ended_at=self.ended_at or self.submitted_at,
+            failure=None if self.state == "succeeded" else failure_class(self.exit_code),
+            exit_code=self.exit_code,
+            error="it was under way when attempts were kept in another form" if open_then else self.error,
+            log=self.log,
+        )
+        return Attempt(claim=claim, end=end)
+
+
 def manifest_digest(files: tuple[File, ...]) -> str:
     """Digest over path, size and checksum of every file, in path order."""
     return digest([[file.path, file.size, file.sha256] for file in sorted(files, key=lambda file: file.path)])
@@ -215,12 +254,9 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def config_differences(recorded: dict[str, Any], declared: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted field → (recorded, declared) for every field of two identity documents that differs; dependencies excluded."""
-    ours = flatten({key: recorded.get(key) for key in ("job", "config")})
-    theirs = flatten({key: declared.get(key) for key in ("job", "config")})
-    return {
-        name.removeprefix("config."): (ours.get(name), theirs.get(name))
-        for name in sorted(ours.keys() | theirs.keys())
-        if name not in ours or name not in theirs or ours[name] != theirs[name]
-    }
+def config_differences(recorded: dict[str, Any], declared: dict[str, Any], notes: FieldNotes) -> dict[str, tuple[str, str]]:
+    """Dotted field → (recorded, declared) for every field of two identity documents that makes a difference; dependencies excluded."""
+    found = value_differences(recorded.get("config"), declared.get("config"), notes)
+    if recorded.get("job") != declared.get("job"):
+        found["job"] = str(recorded.get("job")), str(declared.get("job"))
+    return found

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from marin_core.artifact.canonical import identity_value
+from marin_core.artifact.canonical import FieldNotes, field_notes, identity_value
 from marin_core.artifact.identity import DEV, ArtifactId
 from marin_core.config import Config
 from marin_core.errors import ConfigError
@@ -62,7 +62,7 @@ class StepContext:
         Raises:
             ConfigError: if `dep` was not declared in the step's `deps`.
         """
-        if dep not in self.step.deps:
+        if dep not in self.step.declared_deps:
             raise ConfigError(
                 f"{self.step.id} reads {dep.id}, which is not among its deps",
                 advice=f"Add the handle of {dep.id} to deps where {self.step.id} is made ({self.step.declared_at}).",
@@ -105,6 +105,8 @@ class ArtifactStep:
         on_drift: what to do with a committed artifact that would be built differently today: serve it and warn, fail, or
             rebuild it (`dev` only). Not identity.
         pin: URL of an artifact committed in another place or store, to be served instead of building. Not identity.
+        keep_days: for temporary data: collected after so many days unless a committed record refers to it; None = kept for good.
+            Not identity.
         checks: asset checks that every build reports.
         description: one sentence for the catalogue.
         owner: e-mail address or `team:name`.
@@ -121,6 +123,7 @@ class ArtifactStep:
     resources: Resources = field(default_factory=Resources)
     on_drift: OnDrift = "serve"
     pin: str | None = None
+    keep_days: int | None = None
     checks: tuple[CheckDeclaration, ...] = ()
     description: str = ""
     owner: str = "team:lab"
@@ -131,7 +134,7 @@ class ArtifactStep:
         _ = self.id
         for key in self.partitions:
             ArtifactId(self.name, self.version, key)
-        if len(set(self.partitions)) != len(self.partitions):
+        if len({key.lower() for key in self.partitions}) != len(self.partitions):  # a file system may ignore case
             raise ConfigError(f"{self.id} lists a partition key twice", advice="Give every partition a key of its own.")
         if self.version != DEV:
             mutable = [str(dep.id) for dep in self.deps if dep.version == DEV]
@@ -145,6 +148,11 @@ class ArtifactStep:
                 f"{self.id} has a fixed version, which is never rebuilt, but says on_drift='rebuild'",
                 advice="Use the version 'dev', or on_drift='fail'.",
             )
+        if self.keep_days is not None and self.keep_days < 1:
+            raise ConfigError(
+                f"{self.id}: keep_days is {self.keep_days}, which is less than a day",
+                advice="Give the number of days after which it may be collected, or None to keep it for good.",
+            )
         _ = self.own_identity  # a bad literal fails here, where the experiment made the handle
 
     @cached_property
@@ -157,6 +165,11 @@ class ArtifactStep:
         return self.name.split("/")[0]
 
     @cached_property
+    def declared_deps(self) -> frozenset["ArtifactStep"]:
+        """The handles in `deps`, to be asked once for each of thousands of inputs."""
+        return frozenset(self.deps)
+
+    @cached_property
     def symbolic_config(self) -> Config:
         """The job's configuration with placeholders for everything that depends on the place."""
         return self.build_config(StepContext(self, prefix=None))
@@ -166,6 +179,11 @@ class ArtifactStep:
         """What this step alone says about its artifact: job and configuration, without the fingerprints upstream."""
         deps = sorted(str(dep.id) for dep in self.deps)
         return {"job": self.job, "config": identity_value(self.symbolic_config), "deps": deps}
+
+    @cached_property
+    def field_notes(self) -> FieldNotes:
+        """Which fields of the configuration stand at their class's default, and which are operational."""
+        return field_notes(self.symbolic_config)
 
     def config(self, prefix: str, partition: str | None = None) -> Config:
         """The job's real configuration at a place."""

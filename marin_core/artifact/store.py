@@ -11,7 +11,11 @@ The protocol needs nothing of a backend but create-only writes, and no clock:
 Folders of attempts that were closed without success are debris, which anyone may clear at any time.
 """
 
-from collections.abc import Iterable, Mapping
+import errno
+import gc
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,8 +24,8 @@ from marin_core.artifact.canonical import canonical_json
 from marin_core.artifact.code import CodeTable
 from marin_core.artifact.identity import DEV, ArtifactId
 from marin_core.artifact.objects import FileState, LocalObjects, Objects, local_state, open_objects
-from marin_core.artifact.record import Attempt, Claim, End, Record, file_sha256
-from marin_core.errors import ConfigError, DataError, SupersededError
+from marin_core.artifact.record import Attempt, Claim, End, FormerAttempt, Record, file_sha256
+from marin_core.errors import ConfigError, DataError, InfrastructureError, SupersededError
 from marin_core.redaction import redact
 
 META = ".artifact"
@@ -31,6 +35,11 @@ META = ".artifact"
 def attempt_folder(number: int) -> str:
     """Folder of the payload that an attempt builds, relative to the artifact's address."""
     return f"attempt-{number}"
+
+
+def unfinished_folder(number: int) -> str:
+    """Where that folder is prepared; it appears by a rename."""
+    return f"{attempt_folder(number)}.new"
 
 
 class Store:
@@ -58,11 +67,15 @@ class Store:
 
         Raises:
             ConfigError: the prefix can't be created or written.
+            InfrastructureError: the disk is full or the store doesn't answer, which may pass.
         """
-        probe = ".write-probe"
+        probe = f".write-probe-{secrets.token_hex(4)}"  # of our own: buckets limit how often one object may change
         try:
             self._objects.replace(probe, b"")
+            self._objects.delete(probe)
         except Exception as error:
+            if isinstance(error, InfrastructureError) and not _is_for_people(error.__cause__):
+                raise
             raise ConfigError(
                 f"the store prefix {self.prefix} can't be written: {error}",
                 advice="Point MARIN_PREFIX at a place this user may write, or correct its permissions.",
@@ -76,21 +89,21 @@ class Store:
         Raises:
             DataError: a record is there but can't be read.
         """
-        return self._record(artifact, self._objects.read(_meta(artifact, "record.json")))
+        return self.records([artifact])[artifact]
 
     def records(self, artifacts: Iterable[ArtifactId]) -> dict[ArtifactId, Record | None]:
         """The committed records of many artifacts, read together."""
         paths = {artifact: _meta(artifact, "record.json") for artifact in artifacts}
         found = self._objects.read_many(list(paths.values()))
-        return {artifact: self._record(artifact, found.get(path)) for artifact, path in paths.items()}
+        with _no_collection():
+            published = {artifact: self._published(artifact, found[path]) for artifact, path in paths.items() if path in found}
+        markers = {artifact: _withdrawn(artifact, record.attempt) for artifact, record in published.items()}
+        withdrawn = self._objects.read_many(list(markers.values()))  # a late builder may have published what was taken back
+        standing = {artifact: record for artifact, record in published.items() if markers[artifact] not in withdrawn}
+        return {artifact: standing.get(artifact) for artifact in paths}
 
-    def _record(self, artifact: ArtifactId, data: bytes | None) -> Record | None:
-        if data is None:
-            return None
-        record = _parse(Record, data, f"the record of {artifact} at {self.prefix}/{_meta(artifact, 'record.json')}")
-        if artifact.version == DEV and self._is_withdrawn(artifact, record.attempt):
-            return None  # a late builder published what had been withdrawn
-        return record
+    def _published(self, artifact: ArtifactId, data: bytes) -> Record:
+        return _parse(Record, data, f"the record of {artifact} at {self.prefix}/{_meta(artifact, 'record.json')}")
 
     def withdraw(self, artifact: ArtifactId) -> None:
         """Take back the commit of a `dev` artifact so that it can be rebuilt; its payload is debris from here on."""
@@ -98,30 +111,59 @@ class Store:
             raise ConfigError(f"{artifact} has a fixed version and is never rebuilt", advice="Give it a new version.")
         self.forget(artifact)
 
-    def forget(self, artifact: ArtifactId) -> None:
-        """Take back a commit whatever the version: housekeeping alone may do this, after it was asked to."""
-        record = self.record(artifact)
-        if record is not None:
-            self._objects.create(_meta(artifact, f"attempts/{record.attempt:05d}/withdrawn.json"), b"{}")
-            self._objects.delete(_meta(artifact, "record.json"))
+    def forget(self, artifact: ArtifactId, number: int | None = None) -> None:
+        """Take back a commit whatever the version: housekeeping alone may do this, after it was asked to.
 
-    def _is_withdrawn(self, artifact: ArtifactId, number: int) -> bool:
-        return self._objects.read(_meta(artifact, f"attempts/{number:05d}/withdrawn.json")) is not None
+        Args:
+            number: the attempt whose commit is meant; another's stays.
+        """
+        data = self._objects.read(_meta(artifact, "record.json"))
+        if data is None:
+            return
+        record = self._published(artifact, data)
+        if number in (None, record.attempt):
+            self._objects.create(_withdrawn(artifact, record.attempt), b"{}")
+            self._objects.delete(_meta(artifact, "record.json"))
+            self.settle(artifact)  # a new attempt may have published in between, and its record went along
+
+    def restore(self, artifact: ArtifactId, number: int) -> Record | None:
+        """Undo `forget` while the payload is untouched; returns the record that stands then."""
+        self._objects.delete(_withdrawn(artifact, number))
+        return self.settle(artifact)
+
+    def is_withdrawn(self, artifact: ArtifactId, number: int) -> bool:
+        """Whether the commit of an attempt was taken back."""
+        return self._objects.read(_withdrawn(artifact, number)) is not None
 
     # Attempts ----------------------------------------------------------------------------------------------------
 
     def attempts(self, artifact: ArtifactId) -> list[Attempt]:
         """All attempts so far, in order."""
-        names = [name for name in self._objects.names(_meta(artifact, "attempts")) if name.isdigit()]
-        paths = {name: (_meta(artifact, f"attempts/{name}/claim.json"), _meta(artifact, f"attempts/{name}/end.json")) for name in names}
-        found = self._objects.read_many([path for pair in paths.values() for path in pair])
+        names = self._objects.names(_meta(artifact, "attempts"))
+        paths = {
+            name: (_meta(artifact, f"attempts/{name}/claim.json"), _meta(artifact, f"attempts/{name}/end.json"))
+            for name in names
+            if name.isdigit()
+        }
+        former = {name: _meta(artifact, f"attempts/{name}") for name in names if name.endswith(".json")}
+        found = self._objects.read_many([path for pair in paths.values() for path in pair] + list(former.values()))
         attempts = []
-        for claim, end in paths.values():
-            if claim in found:
+        for name in names:
+            if name in former and former[name] in found:
+                where = f"attempt of {artifact} at {self.prefix}/{former[name]}"
+                attempts.append(_parse(FormerAttempt, found[former[name]], where).as_attempt())
+            elif name in paths and paths[name][0] in found:
+                claim, end = paths[name]
                 where = f"attempt of {artifact} at {self.prefix}/{claim}"
                 ended = _parse(End, found[end], where) if end in found else None
                 attempts.append(Attempt(claim=_parse(Claim, found[claim], where), end=ended))
         return attempts
+
+    def attempted(self, artifacts: Iterable[ArtifactId]) -> set[ArtifactId]:
+        """Those of many artifacts that anyone ever began to build, asked for together: the first claim stays for good."""
+        first = {artifact: _meta(artifact, "attempts/00001/claim.json") for artifact in artifacts}
+        found = self._objects.read_many(list(first.values()))
+        return {artifact for artifact, path in first.items() if path in found}
 
     def claim(self, artifact: ArtifactId, claim: Claim) -> bool:
         """Begin an attempt; False if someone else has claimed its number. All earlier attempts must be closed."""
@@ -166,6 +208,11 @@ class Store:
         standing = self.close(artifact, record.attempt, end)
         if standing.record is None:
             raise superseded(artifact, record.attempt, standing)
+        if self.is_withdrawn(artifact, record.attempt):
+            raise SupersededError(
+                f"attempt {record.attempt} of {artifact} was committed and has been deleted or withdrawn since; nothing was changed",
+                advice="Materialize it again if it is still needed.",
+            )
         self._publish(artifact, standing.record)
         return standing.record
 
@@ -175,7 +222,7 @@ class Store:
         if record is not None:
             return record
         for attempt in reversed(self.attempts(artifact)):
-            if attempt.end is not None and attempt.end.record is not None and not self._is_withdrawn(artifact, attempt.number):
+            if attempt.end is not None and attempt.end.record is not None and not self.is_withdrawn(artifact, attempt.number):
                 self._publish(artifact, attempt.end.record)
                 return attempt.end.record
         return None
@@ -185,7 +232,7 @@ class Store:
         while not self._objects.create(path, _document(record)):
             if self.record(artifact) is not None:
                 return
-            self._objects.delete(path)  # of a `dev` attempt that was withdrawn and published too late
+            self._objects.delete(path)  # of an attempt that was withdrawn and published too late
 
     def code_table(self, record: Record) -> CodeTable | None:
         """The code that built an artifact, definition by definition; None in records of before it was kept."""
@@ -279,9 +326,10 @@ class Store:
     def clear_debris(self, artifact: ArtifactId, *, keep: int) -> None:
         """Delete the folders of attempts that were closed without success or withdrawn, save that of one attempt."""
         for attempt in self.attempts(artifact):
-            stands = attempt.end is None or (attempt.end.record is not None and not self._is_withdrawn(artifact, attempt.number))
+            stands = attempt.end is None or (attempt.end.record is not None and not self.is_withdrawn(artifact, attempt.number))
             if attempt.number != keep and not stands:
-                self._objects.delete_tree(f"{artifact.path}/{attempt_folder(attempt.number)}")
+                for folder in (attempt_folder(attempt.number), unfinished_folder(attempt.number)):
+                    self._objects.delete_tree(f"{artifact.path}/{folder}")
 
 
 def committed_at(address: str) -> tuple[Record, CodeTable | None]:
@@ -295,10 +343,30 @@ def committed_at(address: str) -> tuple[Record, CodeTable | None]:
     if data is None:
         raise ConfigError(f"nothing is committed at {address}", advice="Correct the address; it ends in name/version[/partition].")
     record = _parse(Record, data, f"the record at {address}")
+    if objects.read(f"{META}/attempts/{record.attempt:05d}/withdrawn.json") is not None:
+        raise ConfigError(f"what was committed at {address} was taken back", advice="Build it there again, or correct the address.")
     code = objects.read(f"{META}/attempts/{record.attempt:05d}/code.json")
     payload = record.payload if "://" in record.payload else f"{objects.url}/{record.payload}".rstrip("/")
     table = None if code is None else _parse(CodeTable, code, f"the code table at {address}")
     return record.model_copy(update={"payload": payload}), table
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """While objects are made that all stay: looking for garbage among ten thousand records takes as long as reading them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _is_for_people(error: BaseException | None) -> bool:
+    """Whether an error of the file system stays until somebody repairs something."""
+    misplaced = isinstance(error, PermissionError | FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError)
+    return misplaced or (isinstance(error, OSError) and error.errno == errno.EROFS)
 
 
 def local_path(url: str) -> Path | None:
@@ -330,11 +398,15 @@ def _meta(artifact: ArtifactId, name: str) -> str:
     return f"{artifact.path}/{META}/{name}"
 
 
+def _withdrawn(artifact: ArtifactId, number: int) -> str:
+    return _meta(artifact, f"attempts/{number:05d}/withdrawn.json")
+
+
 def _document(document: Record | Claim | End | CodeTable) -> bytes:
     return redact(canonical_json(document.model_dump(mode="json")).decode()).encode()
 
 
-def _parse[T: (Record, Claim, End, CodeTable)](cls: type[T], data: bytes, where: str) -> T:
+def _parse[T: (Record, Claim, End, FormerAttempt, CodeTable)](cls: type[T], data: bytes, where: str) -> T:
     try:
         return cls.model_validate_json(data)
     except ValidationError as error:

@@ -46,11 +46,15 @@ class Definition(NamedTuple):
         form: digest of the syntax alone.
         uses: names used, each with its attributes.
         imports: executed when the definition runs.
+        bases: of a class, each with its attributes.
+        split: of a class with annotated fields, all but these fields, and the fields alone.
     """
 
     form: str
     uses: list[tuple[str, ...]]
     imports: list[Import]
+    bases: list[tuple[str, ...]]
+    split: "tuple[Definition, Definition] | None" = None
 
 
 @dataclass(eq=False)
@@ -154,8 +158,31 @@ def _parse(data: bytes, source: Source) -> None:
         for definition in definitions:
             statements.setdefault(definition, []).append(statement)
     for name, nodes in statements.items():
-        form = hashlib.sha256(canonical_json(_tokens(nodes))).hexdigest()
-        source.definitions[name] = Definition(form, *_names(nodes, source.package))
+        source.definitions[name] = _definition(nodes, source.package)
+
+
+def _definition(nodes: Sequence[ast.stmt], package: str) -> Definition:
+    form = hashlib.sha256(canonical_json(_tokens(nodes))).hexdigest()
+    uses, imports = _names(nodes, package)
+    match nodes:
+        case [ast.ClassDef(body=body) as node]:
+            bases = [chain for base in node.bases if (chain := _chain(base))]
+            fields = [each for each in body if _is_field(each)]
+            split = None
+            if bases and fields:
+                node.body = [each for each in body if not _is_field(each)]
+                split = _definition([node], package), _definition(fields, package)
+            return Definition(form, uses, imports, bases, split)
+    return Definition(form, uses, imports, [])
+
+
+def _is_field(statement: ast.stmt) -> bool:
+    """Whether a statement of a class body declares a pydantic field: an annotated name that is neither private nor the class's own."""
+    match statement:
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if not name.startswith("_"):
+            whole = annotation.value if isinstance(annotation, ast.Subscript) else annotation
+            return (_chain(whole) or ("",))[-1] not in ("ClassVar", "Final")
+    return False
 
 
 def _registers(decorator: ast.expr) -> bool:

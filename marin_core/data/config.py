@@ -34,7 +34,8 @@ class LocalFiles(Config):
     """JSONL files (plain, gzip or zstd) below a folder; one document a line, Dolma's field names."""
 
     kind: Literal["local_files"] = "local_files"
-    root: str = Field(min_length=1)
+    root: str = Field(min_length=1, json_schema_extra=OPERATIONAL)
+    """A place, and no part of the identity: the files are, and a folder may move. Other files belong into a new version."""
     pattern: str = "**/*.jsonl*"
     domain: str = Field(default="documents", pattern=DOMAIN_PATTERN)
     acquired: str | None = None
