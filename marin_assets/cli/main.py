@@ -1,137 +1,117 @@
-"""Arguments and exit codes of `marin`."""
+"""`marin`: its commands, its errors and its exit codes."""
 
 import argparse
+import gc
+import importlib
+import os
 import sys
+import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from rich.console import Console
-
-from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep
-from marin_core.artifact.identity import DEV
+from marin_assets.cli.output import print_error
 from marin_core.errors import ConfigError, ExitCode, MarinError
-from marin_core.experiment import Experiment
+
+COMMANDS = ("materialize", "plan", "show", "diff", "lineage", "verify", "reproduce", "gc", "dev")
+"""Modules of this folder, one a command, in the order in which the help lists them. Each has
+
+* `add_command(commands, common)`, which adds its parser, with the shared arguments that it wants as parents, and sets the default `run`;
+* `run(options) -> int`, which does the work and returns the exit code; what is slow to import is imported there.
+"""
+
+type Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+COLLECTION_THRESHOLD = 100_000
+"""Records and graphs of ten thousand artifacts live until a command ends; to look for garbage among them all the time costs a quarter."""
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What shells say of a command that was ended because nobody reads its output."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
-    sys.path.insert(0, str(Path.cwd()))  # as Dagster's commands do, so that MARIN_EXPERIMENTS may name a package here
-    options = _parser().parse_args(arguments)
-    try:
-        code: int = options.run(options)
-    except MarinError as error:
-        print(f"marin: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("marin: interrupted", file=sys.stderr)
-        return 130
-    return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="marin", description="The lab's own commands; Dagster's work beside them.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    targets = argparse.ArgumentParser(add_help=False)
-    targets.add_argument(
-        "targets",
-        nargs="+",
-        metavar="TARGET",
-        help="an experiment, or an artifact: name, name@version or name@version/partition",
-    )
-    materialize = commands.add_parser(
-        "materialize",
-        parents=[targets],
-        help="build artifacts and everything upstream of them, through Dagster",
-        description="Build artifacts and everything upstream of them. Each build is a Dagster run on the instance that the UI shows.",
-    )
-    materialize.add_argument("--workers", type=_positive, default=2, help="Dagster run workers side by side (default 2)")
-    materialize.add_argument("--rebuild", action="store_true", help="build the named targets anew; only for the version 'dev'")
-    materialize.set_defaults(run=_materialize)
-    status = commands.add_parser("status", parents=[targets], help="show what is built, served, missing or drifted")
-    status.set_defaults(run=_status)
-    dev = commands.add_parser("dev", help="open the Dagster UI on this project")
-    dev.add_argument("--port", type=_positive, default=3000)
-    dev.set_defaults(run=_dev)
-    return parser
-
-
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An argument that must be a number from 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
     return int(text)
 
 
-def _materialize(options: argparse.Namespace) -> int:
-    from marin_assets.cli.materialize import materialize
-    from marin_assets.cli.tables import print_artifacts, print_findings
+@dataclass(frozen=True)
+class Common:
+    """Parent parsers that commands share.
 
-    graph, wanted, chosen = _graph(options.targets)
-    rebuild = wanted if options.rebuild else []
-    fixed = sorted({str(artifact.family) for artifact in rebuild if artifact.version != DEV})
-    if fixed:
-        raise ConfigError(f"{', '.join(fixed)}: a fixed version is never rebuilt", advice="Give it a new version.")
-    console = _console()
-    outcomes = materialize(graph, chosen, rebuild=rebuild, workers=options.workers, console=console)
-    print_artifacts(console, graph, chosen, outcomes)
-    print_findings(console, graph, chosen)
-    failed = [outcome for outcome in outcomes.values() if outcome.error]
-    for outcome in failed:
-        console.print(f"[red]{outcome.artifact}[/red]: ", end="")
-        console.print(outcome.error, markup=False, highlight=False)
-    return ExitCode.BUG if failed else ExitCode.DONE
+    Attributes:
+        targets: one or more experiments or artifacts, as `options.targets`.
+        artifact: one artifact of the store, whether or not it is declared, as `options.artifact`.
+        output: `--json`, as `options.json`.
+    """
+
+    targets: argparse.ArgumentParser
+    artifact: argparse.ArgumentParser
+    output: argparse.ArgumentParser
 
 
-def _dev(options: argparse.Namespace) -> int:
-    from marin_assets.cli.dev import dev
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong usage like every other error."""
 
-    dev(options.port)
-    return ExitCode.DONE
-
-
-def _status(options: argparse.Namespace) -> int:
-    from marin_assets.cli.tables import print_artifacts, print_findings
-
-    graph, _, chosen = _graph(options.targets)
-    console = _console()
-    print_artifacts(console, graph, chosen, {})
-    print_findings(console, graph, chosen)
-    return ExitCode.DONE
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, advice=f"{self.format_usage().strip()}; `{self.prog} --help` says more.")
 
 
-def _console() -> Console:
-    """Wide where nobody watches (a log, a pipe), so that no address is cut."""
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    gc.set_threshold(COLLECTION_THRESHOLD)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    sys.path.insert(0, str(Path.cwd()))  # as Dagster's commands do, so that MARIN_EXPERIMENTS may name a package here
+    as_json = "--json" in arguments
+    try:
+        options = parser().parse_args(arguments)
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except MarinError as error:
+        print_error(error, as_json=as_json)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        print("marin: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `marin show … | head`: nobody reads on, and the interpreter's last flush must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        if not as_json:
+            traceback.print_exc()
+        print_error(MarinError(f"{type(error).__name__}: {error}", advice="Report this defect of marin."), as_json=as_json)
+        return ExitCode.BUG
+    return int(code)
 
 
-def _graph(targets: Sequence[str]) -> tuple[ArtifactGraph, list[ArtifactId], list[ArtifactId]]:
-    """The graph of all experiments, the artifacts that the targets name, and the same with everything upstream in build order."""
-    from marin_assets.experiments import load_experiments
-
-    experiments = {experiment.name: experiment for experiment in load_experiments()}
-    graph = ArtifactGraph(target for experiment in experiments.values() for target in experiment.targets)
-    wanted: list[ArtifactId] = []
-    for target in targets:
-        wanted.extend(_members(target, graph, experiments))
-    upstream = graph.upstream([graph[artifact] for artifact in wanted])
-    families = {artifact.family for artifact in wanted}
-    chosen = [artifact for step in upstream for artifact in step.ids() if step.id not in families or artifact in wanted]
-    return graph, wanted, chosen
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    found = _Parser(prog="marin", description="The lab's own commands; Dagster's work beside them.")
+    commands = found.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    common = Common(targets=_targets(), artifact=_artifact(), output=_output())
+    for name in COMMANDS:
+        importlib.import_module(f"marin_assets.cli.{name}").add_command(commands, common)
+    return found
 
 
-def _members(target: str, graph: ArtifactGraph, experiments: dict[str, Experiment]) -> list[ArtifactId]:
-    if target in experiments:
-        return [artifact for step in experiments[target].targets for artifact in step.ids()]
-    if "@" in target:
-        artifact = ArtifactId.parse(target)
-        step = graph[artifact]
-        if artifact.partition is not None and artifact not in step.ids():
-            raise ConfigError(f"{step.id} has no partition {artifact.partition!r}", advice=f"It has: {', '.join(step.partitions)}.")
-        return [artifact] if artifact.partition is not None else list(step.ids())
-    named: list[ArtifactStep] = [step for step in graph if step.name == target]
-    if not named:
-        raise ConfigError(
-            f"nothing is called {target!r}",
-            advice=f"Experiments: {', '.join(experiments)}. Artifacts: {', '.join(str(step.id) for step in graph)}.",
-        )
-    return [artifact for step in named for artifact in step.ids()]
+def _targets() -> argparse.ArgumentParser:
+    targets = argparse.ArgumentParser(add_help=False)
+    targets.add_argument(
+        "targets", nargs="+", metavar="TARGET", help="an experiment, or an artifact: name, name@version or name@version/partition"
+    )
+    return targets
+
+
+def _artifact() -> argparse.ArgumentParser:
+    artifact = argparse.ArgumentParser(add_help=False)
+    artifact.add_argument("artifact", metavar="ARTIFACT", help="anything in the store: name (of one version), name@version, …/partition")
+    return artifact
+
+
+def _output() -> argparse.ArgumentParser:
+    output = argparse.ArgumentParser(add_help=False)
+    output.add_argument("--json", action="store_true", help="write one JSON document instead of tables (docs/reference/cli.md)")
+    return output
