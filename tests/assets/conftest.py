@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from marin_assets.cli import main
 from marin_assets.factory import build_definitions
 from marin_assets.keys import asset_key
 from marin_assets.lab import Lab
 from marin_core.artifact import ArtifactId, ArtifactStep, Record, Store
 from marin_core.experiment import experiment
+from tests.assets.fabricated import Fabricated
 
 
 @dataclass
@@ -88,3 +90,42 @@ def write_documents(path: Path, texts: list[str]) -> None:
 
 def prose(seed: int, documents: int = 20) -> list[str]:
     return [f"Document {seed}-{number} says that the sum of {seed} and {number} is {seed + number}. " * 8 for number in range(documents)]
+
+
+@pytest.fixture
+def fabricated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fabricated:
+    """A store without jobs, and experiments that a test declares."""
+    lab = Fabricated(tmp_path / "store")
+    monkeypatch.setenv("MARIN_PREFIX", str(lab.folder))
+    monkeypatch.setattr(
+        "marin_assets.experiments.load_experiments",
+        lambda: (experiment("under_test", *lab.targets, question="?", hypothesis="!"),) if lab.targets else (),
+    )
+    return lab
+
+
+class Said:
+    """What one `marin` command said, and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+    @property
+    def json(self) -> Any:
+        """The one document on standard output."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def marin(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Run a `marin` command in this process."""
+
+    def run(*arguments: str) -> Said:
+        capsys.readouterr()
+        code = main(arguments)
+        said = capsys.readouterr()
+        return Said(code, said.out, said.err)
+
+    return run

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from marin_assets.factory import code_versions
-from marin_assets.launch.local import LocalLauncher
+from marin_assets.launch.local import LocalLauncher, process_start
 from marin_core.artifact import ArtifactGraph, ArtifactStep
 from marin_core.experiment import LocalFiles, MinCharacters, PythonStdlib, filtered, raw_source
 from marin_core.experiment.data import tokenizer
@@ -233,7 +233,7 @@ def test_cancel_ends_the_whole_process_tree(tmp_path: Path) -> None:
     handle = launcher.handle("m-stubborn")
     handle.folder.mkdir()
     job = psutil.Popen([sys.executable, "-c", script], start_new_session=True)
-    (handle.folder / "process.json").write_text(json.dumps({"pid": job.pid, "started": job.create_time()}))
+    (handle.folder / "process.json").write_text(json.dumps({"pid": job.pid, "started": process_start(job.pid)}))
     deadline = time.monotonic() + 30
     while not job.children() and time.monotonic() < deadline:
         time.sleep(0.01)

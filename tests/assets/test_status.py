@@ -38,7 +38,7 @@ def status(lab: LabUnderTest, target: ArtifactStep, step: ArtifactStep, partitio
     return resolver.get_status(key, partition), sorted({cause.category.value for cause in resolver.get_stale_causes(key, partition)})
 
 
-FRESH = (StaleStatus.FRESH, [])
+FRESH: tuple[StaleStatus, list[str]] = (StaleStatus.FRESH, [])
 
 
 def test_an_artifact_in_drift_stays_unsynced_however_often_it_is_served(lab: LabUnderTest, files: Path) -> None:
