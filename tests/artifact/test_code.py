@@ -712,9 +712,12 @@ def test_a_file_that_is_no_python_names_file_and_line(tmp_path: Path, source: by
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = project(tmp_path, "def run(): ...\n")
+    read = Path.read_bytes
 
     def refuse(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
+        if path.name == "job.py":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(ConfigError, match=r"job\.py can't be read: .*Permission denied"):

@@ -4,30 +4,59 @@ Each row changes one thing in a copy of a small real lab and says which artifact
 input. What is downstream of them drifts with them, and nothing else does. `pytest -s` prints the matrix.
 """
 
-import ast
 import enum
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import fsspec
 import pytest
-from pydantic import BaseModel, Field, create_model
+from pydantic import Field
 
 from marin_core import experiment as lab
-from marin_core.artifact import ArtifactId, ArtifactStep, CheckDeclaration, Resources, Store
+from marin_core.artifact import ArtifactId, CheckDeclaration, Resources
 from marin_core.artifact.canonical import flatten, identity_value
 from marin_core.artifact.drift import Difference
-from marin_core.config import OPERATIONAL, Config
+from marin_core.config import OPERATIONAL
 from marin_core.data.config import Limits
-from marin_core.data.tokenizer import train_tokenizer
 from marin_core.experiment.jobs import IngestJob
-from tests.artifact.small_lab import PROJECT, SETTINGS, World, built_lab, copied, declare, write_documents
+from tests.artifact.changes import (
+    CONFIG,
+    FILTER,
+    NORMAL_FORM,
+    PART,
+    SHARD,
+    TOKENIZER,
+    UNITS,
+    WORDS,
+    Change,
+    append,
+    configured,
+    declared,
+    edit,
+    evolved,
+    from_another_source,
+    gone,
+    in_first_rule,
+    move_documents,
+    move_store,
+    move_to_bucket,
+    rebuild_tokenizer_otherwise,
+    rebuilt,
+    reformat,
+    remade,
+    rename_helper,
+    settings,
+    with_more_members,
+    with_other_code_rebuilt,
+    within,
+    without_code_table,
+)
+from tests.artifact.small_lab import PROJECT, World, built_lab, copied, declare, write_documents
 from tests.artifact.test_code import project
 
 Verdict = Literal["none", "config", "code", "data"]
@@ -45,168 +74,14 @@ class Row:
     """
 
     name: str
-    change: Callable[[World], object]
+    change: Change
     verdict: Verdict = "none"
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def declared(**options: Any) -> Callable[[World], object]:
-    return lambda world: world.declare(**options)
-
-
-def remade(name: str, **changes: Any) -> Callable[[World], object]:
-    """A handle with other attributes."""
-    return lambda world: world.declare(remake={name: lambda step: replace(step, **changes)})
-
-
-def configured(name: str, change: Callable[[Any], Config]) -> Callable[[World], object]:
-    """A handle whose job has another configuration, or another class for it."""
-
-    def remake(step: ArtifactStep) -> ArtifactStep:
-        return replace(step, build_config=lambda ctx: change(step.build_config(ctx)))
-
-    return lambda world: world.declare(remake={name: remake})
-
-
-def evolved(model: BaseModel, drop: tuple[str, ...] = (), given: Mapping[str, Any] | None = None, **fields: Any) -> Any:
-    """The same values in a class some of whose fields went away or came anew, as after an update of the library."""
-    kept = {name: (found.annotation, found) for name, found in type(model).model_fields.items() if name not in drop}
-    changed: type[Config] = create_model(type(model).__name__, __base__=Config, **kept, **fields)  # type: ignore[call-overload]
-    return changed(**{name: getattr(model, name) for name in kept}, **(given or {}))
-
-
-def within(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Config]:
-    """Change the model in a field of a configuration."""
-
-    def changed(model: BaseModel) -> Config:
-        fields: dict[str, Any] = {name: (Any, change(getattr(model, name)))}
-        made: Config = evolved(model, drop=(name,), **fields)
-        return made
-
-    return changed
-
-
-def in_first_rule(change: Callable[[Any], Any]) -> Callable[[Any], Config]:
-    return within("filter", within("filters", lambda rules: (change(rules[0]), *rules[1:])))
-
-
-def settings(**changes: Any) -> Callable[[World], object]:
-    return declared(settings={**SETTINGS, **changes})
-
-
-# Changes of several steps --------------------------------------------------------------------------------------------
-
-
-def edit(file: str, *changes: tuple[str, str]) -> Callable[[World], object]:
-    def change(world: World) -> None:
-        for old, new in changes:
-            world.edit(file, old, new)
-
-    return change
-
-
-def append(file: str, text: str) -> Callable[[World], object]:
-    return lambda world: world.append(file, text)
-
-
-def reformat(world: World) -> None:
-    """Everything of the data path as a printer of syntax trees would write it: no comments, other quotes and line breaks."""
-    for path in sorted((world.source / "marin_core" / "data").glob("*.py")):
-        world.rewrite(path.relative_to(world.source).as_posix(), ast.unparse(ast.parse(path.read_text())))
-
-
-def rename_helper(world: World) -> None:
-    for file in (UNITS, FILTER):
-        world.rewrite(file, (world.source / file).read_text().replace("shard_index", "shard_number"))
-
-
-def from_another_source(name: str, version: str) -> Callable[[World], object]:
-    return lambda world: world.declare(remake={"raw": lambda step: replace(step, name=name, version=version)})
-
-
-def with_more_members(name: str) -> Callable[[World], object]:
-    """A family gets one more member, and nothing else is said about it."""
-    return lambda world: world.declare(remake={name: lambda step: replace(step, partitions=(*step.partitions, "00002"))})
-
-
-def move_store(world: World) -> None:
-    target = world.folder.with_name("moved")
-    shutil.move(world.folder, target)
-    world.store = Store(f"file://{target}")
-
-
-def move_to_bucket(world: World) -> None:
-    """Another region is another prefix; here, one of another backend."""
-    bucket = Store("memory://europe/lab")
-    for path in world.folder.rglob("*"):
-        if path.is_file():
-            bucket.objects.upload(path, path.relative_to(world.folder).as_posix())
-    world.store = bucket
-
-
-def move_documents(*, rebuild: bool) -> Callable[[World], object]:
-    def change(world: World) -> None:
-        target = world.documents.with_name("moved")
-        shutil.move(world.documents, target)
-        world.documents = target
-        world.declare()
-        if rebuild:
-            world.rebuild("raw")
-
-    return change
-
-
-def rebuilt(*names: str, tail: str = "", **options: Any) -> Callable[[World], object]:
-    """Artifacts are declared otherwise, or the source documents end otherwise, and they are built anew."""
-
-    def change(world: World) -> None:
-        write_documents(world.documents, tail=tail)
-        world.declare(**options)
-        world.rebuild(*names)
-
-    return change
-
-
-def rebuild_tokenizer_otherwise(world: World) -> None:
-    """A library that learns something else from the same text: here, from all shards but the last."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("marin_jobs.tokenizer.train_tokenizer", lambda config, shards, *rest: train_tokenizer(config, shards[:-1], *rest))
-        world.rebuild("tokenizer")
-
-
-def gone(*names: str, erase: bool = False, then: Callable[[World], object] = lambda world: None) -> Callable[[World], object]:
-    """Artifacts are deleted, by housekeeping or with all that is known about them; then something else happens."""
-
-    def change(world: World) -> None:
-        (world.erase if erase else world.forget)(*names)
-        then(world)
-
-    return change
-
-
-def with_other_code_rebuilt(world: World) -> None:
-    world.edit(FILTER, "MAX_ERROR_SHARE = 0.01", "MAX_ERROR_SHARE = 0.02")
-    world.rebuild("filtered", "dev_filtered")
-
-
-def without_code_table(world: World) -> None:
-    for path in world.folder.glob("tokenizer/**/code.json"):
-        path.unlink()
-    world.edit(TOKENIZER, "[:20]", "[:30]")
 
 
 class Colour(enum.Enum):
     RED = "red"
 
-
-CONFIG = "marin_core/data/config.py"
-FILTER = "marin_core/data/filter.py"
-NORMAL_FORM = "marin_core/data/normal_form.py"
-PART = "marin_core/data/part.py"
-SHARD = "marin_core/data/shard.py"
-TOKENIZER = "marin_core/data/tokenizer.py"
-UNITS = "marin_core/data/units.py"
-WORDS = "marin_core/data/words.py"
 
 SHARDS = ("filtered/words@v1/00000", "filtered/words@v1/00001")
 
