@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PORT := 3000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev test test-all test-browser lint format lock clean
+.PHONY: help install demo dev test test-all test-browser drill bench lint format lock clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s%s\n", $$1, $$2}'
@@ -30,13 +30,19 @@ dev: $(INSTALLED) ## Open the Dagster UI on this project, on http://127.0.0.1:30
 	@$(BIN)/marin dev --port $(PORT)
 
 test: $(INSTALLED) ## Run the default test suite.
-	@$(BIN)/python -m pytest -m "not slow and not browser"
+	@$(BIN)/python -m pytest -m "not slow and not browser and not drill"
 
 test-browser: $(INSTALLED) ## Run the tests that drive the web UI in headless Chromium.
 	@$(BIN)/python -m pytest -m browser
 
-test-all: $(INSTALLED) ## Run every test, the slow ones and the browser's included.
-	@$(BIN)/python -m pytest
+test-all: $(INSTALLED) ## Run every test, the slow ones and the browser's included, but for the long drill.
+	@$(BIN)/python -m pytest -m "not drill"
+
+drill: $(INSTALLED) ## Kill builders and jobs 500 times at random instants, on files and on a fake Google Cloud Storage; prints the counts.
+	@$(BIN)/python -m tests.faults.drill --kills 500 --store both
+
+bench: $(INSTALLED) ## Measure the executor beside Marin's, which is installed into a throwaway environment.
+	@$(BIN)/python -m benchmarks.executor
 
 lint: $(INSTALLED) ## Check style and types.
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -121,7 +121,7 @@ def _serve_or_build(
         store=store,
         target=store,
         launcher=lab.launcher(store, inline=step.resources.inline),
-        events=DagsterEvents(context, lab, artifact),
+        events=DagsterEvents(context, lab, artifact, inline=step.resources.inline),
         retries=lab.retries(),
         lease_seconds=lab.lease_seconds,
         dagster_run_id=context.run.run_id,
@@ -153,10 +153,13 @@ def failure(artifact: ArtifactId, error: MarinError) -> dg.Failure:
 class DagsterEvents:
     """Hands a build's news to Dagster: log lines, observations, the job's own log, and to the terminal's listener."""
 
-    def __init__(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, lab: Lab, artifact: ArtifactId) -> None:
+    def __init__(
+        self, context: dg.AssetExecutionContext | dg.OpExecutionContext, lab: Lab, artifact: ArtifactId, *, inline: bool = False
+    ) -> None:
         self._context = context
         self._lab = lab
         self._artifact = artifact
+        self._inline = inline
         self._last_log = 0.0
         self._last_observation = 0.0
 
@@ -169,7 +172,11 @@ class DagsterEvents:
     @contextmanager
     def following(self, handle: Handle) -> Iterator[Following]:
         reader = JobMessageReader(handle.folder, self._receive)
+        if self._inline:  # it has a log and no messages; a session and a line in the event log cost more than all of its bookkeeping
+            yield _Followed({}, reader)
+            return
         with open_job_session(self._context, reader) as session:
+            self.info(f"following job {handle.name}; its folder is {handle.folder}")
             yield _Followed(session.get_bootstrap_env_vars(), reader)
 
     def stop_means_job(self) -> bool:

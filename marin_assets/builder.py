@@ -1,6 +1,7 @@
 """Bringing one artifact to a committed record: serve it, attach to whoever builds it, or build it. Knows nothing of Dagster."""
 
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -254,7 +255,6 @@ class Builder:
         submits = mine or (self.launcher.adopts and attempt.claim.fingerprint == self.graph.fingerprint(step))
         waiting = WaitingBeats(self.target, artifact, attempt.number, self.lease_seconds)
         with self.events.following(handle) as following:
-            self.events.info(f"following job {attempt.claim.job}; its folder is {handle.folder}")
             try:
                 if submits:
                     spec = self._spec(step, artifact, attempt, inputs, handle)
@@ -307,6 +307,8 @@ class Builder:
 
     def _close(self, artifact: ArtifactId, attempt: Attempt, seen: Observation, handle: Handle) -> End:
         """What became of an attempt; closed here if its job could not do so itself."""
+        for name in ("inputs", "output"):  # a killed job's copies of what lies in a remote store
+            shutil.rmtree(handle.folder / name, ignore_errors=True)
         end = self.target.end(artifact, attempt.number)
         if end is not None:
             return end

@@ -41,17 +41,23 @@ class JobMessageReader(dg.PipesMessageReader):
         yield {"path": str(self._messages.path)}
 
     def pump(self) -> None:
-        """Handle everything that arrived since the last call; the job's log goes to stdout, which the UI keeps per step."""
-        assert self._handler is not None, "pump is called inside the session"  # noqa: S101
+        """Handle everything that arrived since the last call; the job's log goes to stdout, which the UI keeps per step.
+
+        Outside a session that is the log alone.
+        """
+        if self._handler is not None:
+            self._pump_messages(self._handler)
+        for line in self._log.lines():
+            sys.stdout.write(line)
+        sys.stdout.flush()
+
+    def _pump_messages(self, handler: PipesMessageHandler) -> None:
         for line in self._messages.lines():
             message = json.loads(line)
             if message.get("method") == "report_custom_message":
                 self._on_message(message["params"]["payload"])
             else:
-                self._handler.handle_message(message)
-        for line in self._log.lines():
-            sys.stdout.write(line)
-        sys.stdout.flush()
+                handler.handle_message(message)
 
     def no_messages_debug_text(self) -> str:
         return f"Tried to read messages from {self._messages.path}; the job's log beside it may say why there are none."

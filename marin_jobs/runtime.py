@@ -129,7 +129,7 @@ def run(spec: JobSpec, reporter: JobReporter, on_lost: Callable[[End], None] = l
         lost = heartbeat.lost or _close_failed(spec, target, clock, code, message)
         if lost is not None:  # a builder without a lease fails in many ways, all for this one reason
             code, message = _explain(superseded(spec.id, spec.attempt, lost))
-            _clear_own_debris(spec, target)
+            _clear_debris(spec, target)  # this process, which was asleep, may have written more since others cleared it
         _say(message)
     for name in ("inputs", "output"):  # copies of what lies in a remote store
         shutil.rmtree(Path(spec.scratch) / name, ignore_errors=True)
@@ -175,13 +175,13 @@ def _close_failed(spec: JobSpec, store: Store, clock: Clock, code: int, message:
     return None if standing == end or standing.record is not None else standing
 
 
-def _clear_own_debris(spec: JobSpec, store: Store) -> None:
-    """Whoever took over may have cleared it before this process, which was asleep, wrote its last."""
+def _clear_debris(spec: JobSpec, store: Store, *, keep: int = 0) -> None:
+    """Clear what closed attempts left, once nobody may carry it over any more; that it fails changes nothing."""
     try:
         if store.record(spec.id) is not None:
-            store.clear_debris(spec.id, keep=0)
+            store.clear_debris(spec.id, keep=keep)
     except MarinError as error:
-        _say(f"the folder of attempt {spec.attempt} could not be cleared: {error}")
+        _say(f"debris of {spec.id} could not be cleared: {error}")
 
 
 def _say(message: str) -> None:
@@ -199,7 +199,7 @@ def _stop_soon(spec: JobSpec, end: End, stop: threading.Event) -> None:
     def end_process() -> None:
         try:
             _write_outcome(Path(spec.scratch), int(ExitCode.BAD_CONFIG), message)
-            _clear_own_debris(spec, Store(spec.output_prefix or spec.prefix))
+            _clear_debris(spec, Store(spec.output_prefix or spec.prefix))
         finally:
             os._exit(ExitCode.BAD_CONFIG)
 
@@ -216,13 +216,13 @@ def build(spec: JobSpec, scratch: Path, reporter: JobReporter, clock: Clock) -> 
     """
     store = Store(spec.prefix)
     target = Store(spec.output_prefix) if spec.output_prefix else store
-    committed = target.record(spec.id)
+    ended = target.end(spec.id, spec.attempt)  # while this job waited for its machine
+    committed = target.record(spec.id) if ended is None else target.settle(spec.id)
     if committed is not None:
         reporter.log(f"{spec.id} is committed already; nothing to build")
         return committed
-    given_up = target.end(spec.id, spec.attempt)  # while this job waited for its machine
-    if given_up is not None:
-        raise superseded(spec.id, spec.attempt, given_up)
+    if ended is not None:
+        raise superseded(spec.id, spec.attempt, ended)
     module = _module(spec.job)
     inputs = {store.address(artifact): record for artifact, record in _inputs(spec, store).items()}
     for record in inputs.values():
@@ -251,7 +251,7 @@ def build(spec: JobSpec, scratch: Path, reporter: JobReporter, clock: Clock) -> 
     )
     record = target.commit(spec.id, end, code)
     if record.attempt > 1:
-        target.clear_debris(spec.id, keep=record.attempt)
+        _clear_debris(spec, target, keep=record.attempt)
     reporter.log(f"committed {spec.id}: {len(record.files)} files, {record.size} bytes, content {record.content_digest[:16]}")
     return record
 

@@ -2,7 +2,7 @@
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -18,9 +18,6 @@ from marin_core.errors import ConfigError, ExitCode
 
 SHOWN_DEPTH = 40
 """Steps that are shown unless more are asked for: each is indented further."""
-
-GUIDE_WIDTH = 4
-LABEL_WIDTH = 300
 
 SHOWN_MEMBERS = 4
 """Members of one family below one artifact; of more, the first ones are shown."""
@@ -80,10 +77,22 @@ def print_lineage(out: Console, lineage: Lineage, drift: Drift, *, downstream: b
                 continue
             placed[link.artifact] = placed[artifact].add(_label(lineage.nodes[link.artifact], link, drift, downstream=downstream))
             waiting.append((link.artifact, depth + 1))
-    if deepest > SHOWN_DEPTH:
-        out.width = max(out.width, GUIDE_WIDTH * deepest + LABEL_WIDTH)
     for root in roots:
-        out.print(root)
+        if deepest <= SHOWN_DEPTH:
+            out.print(root)
+        else:
+            out.file.writelines(f"{line}\n" for line in _lines(root))
+
+
+def _lines(root: Tree) -> Iterator[str]:
+    """A tree deeper than a page is wide, as plain lines that nothing folds."""
+    yield str(root.label)
+    waiting = [("", child, child is root.children[-1]) for child in reversed(root.children)]
+    while waiting:
+        indent, tree, is_last = waiting.pop()
+        yield f"{indent}{'└── ' if is_last else '├── '}{tree.label}"
+        below = indent + ("    " if is_last else "│   ")
+        waiting.extend((below, child, child is tree.children[-1]) for child in reversed(tree.children))
 
 
 def _shown(branch: Tree, node: Node) -> Sequence[Link]:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,14 @@ CANCEL_GRACE_SECONDS = 30
 """Time to save after SIGTERM before SIGKILL."""
 
 _PROJECT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A process, told from any other that had or will have its pid."""
+
+    pid: int
+    started: float | None
 
 
 class LocalLauncher:
@@ -100,14 +109,16 @@ class LocalLauncher:
     def observe(self, handle: Handle) -> Observation:
         if outcome := self._outcome(handle):
             return outcome
-        if self._process(handle) is not None:
-            return Observation(State.RUNNING)
-        if not (handle.folder / "process.json").exists():
+        mark = _read_mark(handle.folder / "process.json")
+        if mark is None:
             return self._not_started(handle)
+        if self._living(handle, mark) is not None:
+            return Observation(State.RUNNING)
         return self._outcome(handle) or self._without_outcome(handle)  # it may have ended between the two looks
 
     def cancel(self, handle: Handle, grace_seconds: float = CANCEL_GRACE_SECONDS) -> None:
-        process = self._process(handle) or self._orphan(handle)
+        mark = _read_mark(handle.folder / "process.json")
+        process = self._living(handle, mark) if mark is not None else self._orphan(handle)
         if process is None:
             return
         tree = [process, *process.children(recursive=True)]
@@ -129,12 +140,12 @@ class LocalLauncher:
             return ""
         return redact("\n".join(text.splitlines()[-tail_lines:]))
 
-    def _process(self, handle: Handle) -> psutil.Process | None:
+    def _living(self, handle: Handle, mark: Mark) -> psutil.Process | None:
         """The job's own process if it is alive; a zombie, or another process with its pid, is not."""
         child = self._children.get(handle.name)
         if child is not None:
             child.poll()  # reaps it
-        return _living(handle.folder / "process.json")
+        return _living(mark)
 
     def _orphan(self, handle: Handle) -> psutil.Process | None:
         """The job's process where its launcher died before it could write down which it is."""
@@ -160,7 +171,8 @@ class LocalLauncher:
             return Observation(State.VANISHED, reason=f"no job folder {handle.folder}")
         now = time.monotonic()
         waited = now - self._pending_since.setdefault(handle.name, now)
-        if _living(handle.folder / "launcher.json") is not None:
+        mark = _read_mark(handle.folder / "launcher.json")
+        if mark is not None and _living(mark) is not None:
             hangs = waited > START_TIMEOUT_SECONDS
             return Observation(State.VANISHED, reason="its launcher hangs") if hangs else Observation(State.PENDING)
         orphan = self._orphan(handle)
@@ -229,13 +241,19 @@ def process_start(pid: int) -> float | None:
     return None if state in "ZX" else float(numbers[18])  # clock ticks since the machine started
 
 
-def _living(mark: Path) -> psutil.Process | None:
-    """The process that a file names, if it is alive."""
+def _read_mark(path: Path) -> Mark | None:
+    """Which process a file names, whether or not it lives; None if there is no file."""
     try:
-        known = json.loads(mark.read_text())
-        started = process_start(known["pid"])
-        return psutil.Process(known["pid"]) if started is not None and started == known["started"] else None
-    except (FileNotFoundError, psutil.NoSuchProcess):
+        return Mark(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _living(mark: Mark) -> psutil.Process | None:
+    started = process_start(mark.pid)
+    try:
+        return psutil.Process(mark.pid) if started is not None and started == mark.started else None
+    except psutil.NoSuchProcess:
         return None
 
 

@@ -1,4 +1,4 @@
-"""Canonical JSON and digests: equal configurations give equal bytes on every machine and Python version."""
+"""Canonical JSON and digests: equal configurations give equal bytes on every machine and Python version. And how two of them differ."""
 
 import dataclasses
 import hashlib

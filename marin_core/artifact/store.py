@@ -12,10 +12,8 @@ Folders of attempts that were closed without success are debris, which anyone ma
 """
 
 import errno
-import gc
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -95,8 +93,7 @@ class Store:
         """The committed records of many artifacts, read together."""
         paths = {artifact: _meta(artifact, "record.json") for artifact in artifacts}
         found = self._objects.read_many(list(paths.values()))
-        with _no_collection():
-            published = {artifact: self._published(artifact, found[path]) for artifact, path in paths.items() if path in found}
+        published = {artifact: self._published(artifact, found[path]) for artifact, path in paths.items() if path in found}
         markers = {artifact: _withdrawn(artifact, record.attempt) for artifact, record in published.items()}
         withdrawn = self._objects.read_many(list(markers.values()))  # a late builder may have published what was taken back
         standing = {artifact: record for artifact, record in published.items() if markers[artifact] not in withdrawn}
@@ -349,18 +346,6 @@ def committed_at(address: str) -> tuple[Record, CodeTable | None]:
     payload = record.payload if "://" in record.payload else f"{objects.url}/{record.payload}".rstrip("/")
     table = None if code is None else _parse(CodeTable, code, f"the code table at {address}")
     return record.model_copy(update={"payload": payload}), table
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """While objects are made that all stay: looking for garbage among ten thousand records takes as long as reading them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _is_for_people(error: BaseException | None) -> bool:

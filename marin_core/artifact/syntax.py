@@ -98,7 +98,7 @@ class Source:
                 self.bind(found.name, found)
 
 
-_parsed: dict[Path, tuple[bytes, Source]] = {}
+_parsed: dict[str, tuple[bytes, Source]] = {}
 """Parsed files of this process, trusted only while the bytes are the same: reading is cheap next to parsing, and two edits of equal
 size can fall into one tick of a file system's clock."""
 
@@ -109,28 +109,35 @@ def read_source(root: Path, module: str) -> Source | None:
     Raises:
         ConfigError: it is there but can't be read or parsed.
     """
-    folder = root.joinpath(*module.split("."))
-    path, is_package = folder / "__init__.py", True
-    try:
-        if not path.is_file():
-            path, is_package = folder.with_name(f"{folder.name}.py"), False
-            if not path.is_file():
-                return Source(module, module, is_package=True) if folder.is_dir() else None  # a folder alone is a package too
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error}", advice="Restore the file, or its permissions.") from error
-    source = Source(path.relative_to(root).as_posix(), module, is_package)
-    known = _parsed.get(path)
-    if known is not None and known[0] == data and known[1].file == source.file:
+    place = module.replace(".", "/")
+    for file in (f"{place}/__init__.py", f"{place}.py"):
+        data = _bytes(f"{root}/{file}")
+        if data is not None:
+            break
+    else:
+        return Source(module, module, is_package=True) if Path(root, place).is_dir() else None  # a folder alone is a package too
+    known = _parsed.get(f"{root}/{file}")
+    if known is not None and known[0] == data and known[1].file == file:
         return known[1]
+    source = Source(file, module, is_package=file.endswith("/__init__.py"))
     try:
         _parse(data, source)
     except SyntaxError as error:
         raise ConfigError(f"{source.file}:{error.lineno or 1} can't be parsed: {error.msg}", advice="Correct the syntax.") from error
     except (RecursionError, MemoryError, ValueError) as error:
         raise ConfigError(f"{source.file}:1 can't be parsed: {error}", advice="Make its expressions less deeply nested.") from error
-    _parsed[path] = data, source
+    _parsed[f"{root}/{file}"] = data, source
     return source
+
+
+def _bytes(path: str) -> bytes | None:
+    """A file's content; None if there is none."""
+    try:
+        return Path(path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error}", advice="Restore the file, or its permissions.") from error
 
 
 def _parse(data: bytes, source: Source) -> None:

@@ -967,10 +967,12 @@ class Drill:
         self._tally.seconds[self._store] += round(time.monotonic() - started)
 
     def _pipeline(self, peek: Peek, launcher: LauncherKind, kills: int) -> None:
+        """Of real processes, which take seconds to start, only as many artifacts as there are kills to spread."""
         if kills > 0:
+            wanted = self._lab.pipeline()[: None if launcher == "fork" else 1 + kills // 4]
             with self._round(peek, launcher) as (each, built):
-                each.run(self._lab.pipeline(), built, kills=kills, quota=(2, 8))
-                each.run([artifact for artifact in self._lab.pipeline() if artifact not in built], built, kills=1, quota=(0, 0))
+                each.run(wanted, built, kills=kills, quota=(2, 8))
+                each.run([artifact for artifact in wanted if artifact not in built], built, kills=1, quota=(0, 0))
 
     def _tiny(self, peek: Peek, kills: int) -> None:
         with self._round(peek, "fork") as (each, built):

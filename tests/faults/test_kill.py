@@ -40,7 +40,7 @@ def test_forty_kills_on_google_cloud_storage(tmp_path: Path) -> None:
     assert len(killed(tally, "builder")) >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 @pytest.mark.timeout(1800)
 def test_five_hundred_kills_hit_every_phase_of_a_build(tmp_path: Path) -> None:
     tally = run(tmp_path, ["file", "gcs"], 500, seed=13)

@@ -238,7 +238,7 @@ def run_job_whose_upload_vanishes(spec: str) -> int:
     return run_hasty_job(spec)
 
 
-@pytest.mark.parametrize("fault", ["500", "timeout"])
+@pytest.mark.parametrize("fault", ["500", pytest.param("timeout", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("begins", ["at once", "after the claim", "at the end"])
 def test_a_store_that_stays_away_ends_a_build_within_bounds_and_the_next_goes_on(
     proxy: FaultyProxy, network: Network, fault: Fault, begins: str

@@ -308,7 +308,7 @@ def gcs_place(tmp_path: Path, documents: Path, gcs: tuple[FakeGcs, Zygote]) -> P
     return Place(tmp_path, documents, zygote, HttpPeek(server.url, server.bucket, tmp_path.name))
 
 
-@pytest.fixture(params=["file", "gcs"])
+@pytest.fixture(params=["file", pytest.param("gcs", marks=pytest.mark.slow)])
 def any_place(request: pytest.FixtureRequest) -> Place:
     found = request.getfixturevalue("place" if request.param == "file" else "gcs_place")
     assert isinstance(found, Place)
@@ -808,6 +808,34 @@ def test_a_job_that_a_living_launcher_is_about_to_start_is_pending(place: Place,
     assert launcher.observe(handle).state == State.PENDING
     monkeypatch.setattr(local, "START_TIMEOUT_SECONDS", 0.0)
     assert launcher.observe(handle) == Observation(State.VANISHED, reason="its launcher hangs")
+
+
+def test_a_job_never_looks_gone_while_its_process_is_written_down(place: Place) -> None:
+    """A look that found no process and then the file of one took a living job for dead, and it was built twice."""
+    launcher, observer = (LocalLauncher(place.folder / "jobs") for _ in range(2))
+    handles = [launcher.handle(f"m-{number}") for number in range(200)]
+    seen: set[State] = set()
+
+    def observe() -> None:
+        for handle in handles:
+            state = None
+            while state != State.RUNNING:
+                exists = handle.folder.exists()  # before, there is no job
+                state = observer.observe(handle).state
+                if exists:
+                    seen.add(state)
+
+    thread = threading.Thread(target=observe)
+    thread.start()
+    for handle in handles:
+        fresh = handle.folder.with_name("fresh")
+        fresh.mkdir(parents=True)
+        mark(fresh / "launcher.json", os.getpid())
+        fresh.rename(handle.folder)
+        time.sleep(0.001)
+        launcher._remember(handle, os.getpid())
+    thread.join()
+    assert seen == {State.PENDING, State.RUNNING}
 
 
 def test_of_many_launchers_one_starts_a_job(place: Place) -> None:
