@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import lru_cache
 
 from marin_core.errors import ConfigError
 
@@ -12,8 +13,13 @@ _SHORTEST_SECRET = 8
 
 def secrets_of_environment() -> dict[str, str]:
     """Value → name of every environment variable whose name says that it holds a secret; longest values first."""
-    found = {value: name for name, value in os.environ.items() if len(value) >= _SHORTEST_SECRET and _SECRET_NAME.search(name)}
-    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+    named = {os.environ.get(name, ""): name for name in os.environ if _is_secret(name)}
+    return dict(sorted(((value, name) for value, name in named.items() if len(value) >= _SHORTEST_SECRET), key=lambda item: -len(item[0])))
+
+
+@lru_cache(maxsize=4096)  # every document that is written asks for every variable
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
 
 
 def redact(text: str) -> str:

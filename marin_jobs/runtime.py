@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -224,6 +225,7 @@ def build(spec: JobSpec, scratch: Path, reporter: JobReporter, clock: Clock) -> 
     if ended is not None:
         raise superseded(spec.id, spec.attempt, ended)
     module = _module(spec.job)
+    code = _code(code_table, spec.job)
     inputs = {store.address(artifact): record for artifact, record in _inputs(spec, store).items()}
     for record in inputs.values():
         store.require_intact(record)
@@ -239,7 +241,6 @@ def build(spec: JobSpec, scratch: Path, reporter: JobReporter, clock: Clock) -> 
     else:
         files = _uploaded(_manifest(output), target.upload(output, spec.id, spec.attempt))
     _inputs(spec, store)  # what was read is what the record will say
-    code = code_table(f"marin_jobs.{spec.job}")
     record = _record(spec, report, output, files, code, clock)
     end = End(
         state="succeeded",
@@ -260,6 +261,12 @@ def _module(job: str) -> ModuleType:
     if job not in JOBS:
         raise ConfigError(f"there is no job {job!r}", advice=f"Known jobs: {', '.join(JOBS)}.")
     return importlib.import_module(f"marin_jobs.{job}")
+
+
+@cache
+def _code(read: Callable[[str], CodeTable], job: str) -> CodeTable:
+    """The code of a job as it was loaded: edits while it runs, or while a process runs job after job, are not what it executes."""
+    return read(f"marin_jobs.{job}")
 
 
 def _inputs(spec: JobSpec, store: Store) -> dict[ArtifactId, Record]:

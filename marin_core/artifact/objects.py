@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import fsspec
 
@@ -139,8 +139,7 @@ class LocalObjects:
     def _written(self, target: Path, data: bytes) -> Iterator[Path]:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as file:
+            with _opened(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -190,6 +189,15 @@ class LocalObjects:
 
     def download(self, path: str, target: Path) -> None:
         shutil.copyfile(self.root / path, target)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A new file, and its folder if need be: mostly it is there."""
+    try:
+        return path.open("xb")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("xb")
 
 
 def local_state(path: Path) -> FileState:

@@ -203,6 +203,15 @@ def test_a_builder_knows_its_own_write_although_every_answer_to_it_was_lost(
     network.invariants.all([RAW], final=True)
 
 
+def test_an_inline_job_is_run_by_whoever_claimed_it_although_no_answer_came(proxy: FaultyProxy, network: Network) -> None:
+    """Nobody else can run it, so a claim that its writer takes for failed would block the address for a lease."""
+    proxy.next("lost_response", of("/claim.json"), 12)
+    order = network.order(launcher="inline", lease_seconds=10_000.0)
+    network.built(order)
+    assert [attempt.state for attempt in attempts_of(network.peek, RAW)] == ["succeeded"]
+    network.invariants.all([RAW], final=True)
+
+
 @pytest.mark.parametrize(("times", "attempts"), [(1, ["succeeded"]), (8, ["failed", "succeeded"])])
 def test_a_cut_upload_of_a_payload_file_is_sent_again_or_fails_its_attempt(
     proxy: FaultyProxy, network: Network, times: int, attempts: list[str]
