@@ -124,12 +124,14 @@ class Peer:
 
 def step_rows(steps: Mapping[str, StepFigures], processes: Run, peer: Peer) -> list[Row]:
     """A step as a whole beside the peer's, and then in parts."""
-    served, end_served = steps["fan"].served, steps["chain"].end_served
+    chained, independent = steps["chain"], steps["fan"]
     rows = [
-        *peer.rows("chained step, cold", median(steps["chain"].cold.whole), "ms", lambda api: api["chained_step_cold"]),
-        *peer.rows("independent step, cold", median(steps["fan"].cold.whole), "ms", lambda api: api["independent_step_cold"]),
-        *peer.rows("step served, run again", median(served.whole), "ms", lambda api: api["step_served"]),
-        *peer.rows("end of a chain that exists, asked for", median(end_served.whole), "s", lambda api: api["whole_chain_served"]),
+        *peer.rows("chained step, cold", median(chained.cold.whole), "ms", lambda api: api["chained_step_cold"]),
+        *peer.rows("independent step, cold", median(independent.cold.whole), "ms", lambda api: api["independent_step_cold"]),
+        *peer.rows("step that exists, asked for", median(independent.asked.whole), "ms", lambda api: api["step_served"]),
+        *peer.rows("end of a chain that exists, asked for", median(chained.end_asked.whole), "ms", lambda api: api["whole_chain_served"]),
+        *_alone_twice("step that exists, run again by itself", median(chained.end_served.whole)),
+        *_alone_twice("step that exists, run again with others", median(independent.served.whole)),
     ]
     for shape, name in SHAPES.items():
         figures = steps[shape]

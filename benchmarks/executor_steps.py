@@ -5,24 +5,30 @@ what a control run takes, whose bodies do nothing but yield the very results tha
 """
 
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import dagster as dg
+from rich.console import Console
 
-from benchmarks.executor_graphs import definitions_of, expect, targets
+from benchmarks.executor_graphs import definitions_of, expect, store_at, targets
 from benchmarks.timing import Timing, timed
 from marin_assets import factory
 from marin_assets.build import build_asset
+from marin_assets.cli.runs import Outcome, materialize
 from marin_assets.keys import asset_key
-from marin_core.artifact import ArtifactId, ArtifactStep
+from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep
 from marin_core.artifact.step import Resources
+
+HOME = "dagster"
+"""Folder of the instance."""
 
 
 @dataclass
@@ -50,19 +56,21 @@ class StepFigures:
     Attributes:
         cold: nothing is there.
         served: everything is there, and every step is executed again.
-        end_served: everything is there, and the last artifact alone is asked for.
+        end_served: everything is there, and the last artifact alone is executed again.
+        asked: everything is there and `marin materialize` is asked for it, which finds that no run is needed.
+        end_asked: the same for the last artifact alone.
         control: what Dagster takes for a run by itself.
     """
 
     cold: Run = field(default_factory=Run)
     served: Run = field(default_factory=Run)
     end_served: Run = field(default_factory=Run)
+    asked: Run = field(default_factory=Run)
+    end_asked: Run = field(default_factory=Run)
     control: Run = field(default_factory=Run)
 
     def __add__(self, other: "StepFigures") -> "StepFigures":
-        return StepFigures(
-            self.cold + other.cold, self.served + other.served, self.end_served + other.end_served, self.control + other.control
-        )
+        return StepFigures(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
 
 def measure_steps(shape: str, steps: int) -> StepFigures:
@@ -71,9 +79,14 @@ def measure_steps(shape: str, steps: int) -> StepFigures:
     with laboratory(targets(shape, steps)) as lab:
         cold = lab.run(real, steps)
         expect(len(real.results) == steps, "every step yields one result")
-        control = lab.run(Body(replay(dict(real.results))), steps)
-        served = lab.run(real, steps)
-        return StepFigures(cold, served, lab.run(real, 1, only=lab.wanted[-1]), control)
+        return StepFigures(
+            cold=cold,
+            control=lab.run(Body(replay(dict(real.results))), steps),
+            served=lab.run(real, steps),
+            end_served=lab.run(real, 1, only=lab.wanted[-1]),
+            asked=lab.ask(lambda: targets(shape, steps), steps),
+            end_asked=lab.ask(lambda: targets(shape, steps), 1),
+        )
 
 
 def measure_processes(steps: int) -> Run:
@@ -84,10 +97,11 @@ def measure_processes(steps: int) -> Run:
 
 
 class Laboratory:
-    """Definitions of some artifacts, a store and a Dagster instance, all in one folder."""
+    """Definitions of some artifacts, and a store and a Dagster instance in one folder."""
 
     def __init__(self, wanted: Sequence[ArtifactStep], folder: Path, instance: dg.DagsterInstance) -> None:
         self.wanted = wanted
+        self._folder = folder
         self._instance = instance
         self._job = definitions_of(wanted, folder / "store").get_repository_def().get_implicit_global_asset_job_def()
 
@@ -99,14 +113,28 @@ class Laboratory:
         expect(done.success and len(done.get_asset_materialization_events()) == steps, "every step is materialized")
         return Run([taken.per(steps)], body.ours, body.calls)
 
+    def ask(self, declared: Callable[[], Sequence[ArtifactStep]], last: int) -> Run:
+        """Ask for the last so many artifacts as `marin materialize` does in a new process: from the handles on."""
+
+        def ask() -> dict[ArtifactId, Outcome]:
+            graph = ArtifactGraph(declared())
+            chosen = [step.id for step in graph][-last:]
+            return materialize(graph, chosen, rebuild=(), workers=1, console=Console(quiet=True))
+
+        with store_at(self._folder / "store"), patch.dict(os.environ, {"DAGSTER_HOME": str(self._folder / HOME)}):
+            outcomes, taken = timed(ask)
+        expect([each.state for each in outcomes.values()] == ["served"] * last, "what is there needs no run")
+        return Run([taken.per(last)])
+
 
 @contextmanager
 def laboratory(wanted: Sequence[ArtifactStep]) -> Iterator[Laboratory]:
     """A lab where nothing was ever built."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        home = Path(folder) / "dagster"
+        home = Path(folder) / HOME
         home.mkdir()
-        with dg.DagsterInstance.local_temp(str(home), overrides={"telemetry": {"enabled": False}}) as instance:
+        (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+        with dg.DagsterInstance.local_temp(str(home)) as instance:
             yield Laboratory(wanted, Path(folder), instance)
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -16,6 +18,7 @@ import pytest
 
 from marin_assets.builder import QuietEvents, Retries
 from marin_core.artifact import ArtifactId, Store
+from marin_core.artifact.job import JobSpec
 from marin_core.artifact.store import META
 from marin_core.errors import ExitCode, MarinError
 from tests.faults.drill import (
@@ -150,7 +153,7 @@ def network(tmp_path: Path, documents: Path, server: FakeGcs, zygote: Zygote, di
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_lab_is_built_whole_through_a_bad_network(proxy: FaultyProxy, network: Network, seed: int) -> None:
-    """About a third of all requests fail in one way or another."""
+    """About a third of all requests fail in one way or another, so now and then all tries of one; who looks first is told then."""
     rates: dict[Fault, float] = {"429": 0.08, "500": 0.06, "503": 0.08, "cut_upload": 0.05, "lost_response": 0.08, "timeout": 0.01}
     proxy.seed = seed
     proxy.rates.update(rates)
@@ -170,6 +173,9 @@ def test_a_lab_is_built_whole_through_a_bad_network(proxy: FaultyProxy, network:
         ended = network.zygote.ended()
         for pid in [pid for pid in running if pid in ended]:
             order = running.pop(pid)
+            if ended[pid] == ExitCode.TRY_AGAIN:
+                running[network.start(order)] = order
+                continue
             assert ended[pid] == 0, Path(f"{order.result}.log").read_text()
             network.invariants.look(order.id)
             if all(order.id != other.id for other in running.values()):
@@ -204,11 +210,17 @@ def test_a_builder_knows_its_own_write_although_every_answer_to_it_was_lost(
 
 
 def test_an_inline_job_is_run_by_whoever_claimed_it_although_no_answer_came(proxy: FaultyProxy, network: Network) -> None:
-    """Nobody else can run it, so a claim that its writer takes for failed would block the address for a lease."""
-    proxy.next("lost_response", of("/claim.json"), 12)
+    """Nobody else can run it, so a claim that its writer takes for failed would block the address for a lease.
+
+    The claim is written, its answer is lost, and all further tries are refused: the call fails although it did what it should.
+    """
+    proxy.next("lost_response", of("/claim.json"), 1)
+    proxy.next("503", of("/claim.json"), 5)
     order = network.order(launcher="inline", lease_seconds=10_000.0)
     network.built(order)
     assert [attempt.state for attempt in attempts_of(network.peek, RAW)] == ["succeeded"]
+    assert dict(proxy.counts) == {"lost_response": 1, "503": 5}
+    assert "trying again" in Path(f"{order.result}.log").read_text()
     network.invariants.all([RAW], final=True)
 
 
@@ -281,12 +293,12 @@ def test_a_store_that_stays_away_ends_a_build_within_bounds_and_the_next_goes_on
 # Full disks -------------------------------------------------------------------------------------------------------------
 
 
-def in_a_small_disk(folder: Path, call: str, *arguments: str, size: str = "8m") -> str:
+def in_a_small_disk(folder: Path, call: str, *arguments: str, options: str = "size=8m") -> str:
     """Run a function of this module where a folder is a disk of its own; what it prints."""
     folder.mkdir()
-    mount = 'mount -t tmpfs -o "size=$1" tmpfs "$2" && shift 2 && exec "$@"'
+    mount = 'mount -t tmpfs -o "$1" tmpfs "$2" && shift 2 && exec "$@"'
     script = f"import sys; from tests.faults import test_storage_faults as t; t.{call}(*sys.argv[1:])"
-    command = ["unshare", "-rm", "sh", "-c", mount, "sh", size, str(folder), sys.executable, "-c", script, str(folder), *arguments]
+    command = ["unshare", "-rm", "sh", "-c", mount, "sh", options, str(folder), sys.executable, "-c", script, str(folder), *arguments]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=280)
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no disk of its own can be mounted here: {done.stderr.strip()[:200]}")
@@ -363,3 +375,65 @@ def test_a_full_disk_is_infrastructure_at_every_page_and_leaves_nothing_half_com
         assert outcome["after"][-1] == "succeeded", outcome
         assert set(outcome["after"][:-1]) <= {"failed", "lost"}, outcome
     assert {bool(outcome["attempts"]) for outcome in outcomes[:-1]} == {False, True}
+
+
+def look_for_room(folder: str, documents: str) -> None:
+    """Fill a disk with files until no more can be made, and build."""
+    raw = SmallLab(Path(documents)).raw
+    order = BuilderOrder(
+        prefix=f"file://{folder}/store",
+        documents=documents,
+        artifact=("raw/local", "v1", None),
+        launcher="inline",
+        zygote="",
+        host="one",
+        root=f"{folder}/store/.jobs",
+        result="",
+    )
+    builder = make_builder(order, raw, events=QuietEvents())
+    (Path(folder) / "store").mkdir()
+    try:
+        for number in range(10_000):
+            (Path(folder) / f"{number}").touch()
+    except OSError:
+        pass
+    try:
+        builder.build(raw, raw.id)
+    except MarinError as error:
+        print(json.dumps({"exit": int(error.exit_code), "error": f"{type(error).__name__}: {error.message}"}))
+
+
+def test_a_disk_without_room_for_a_file_is_no_mistake_of_people(tmp_path: Path, documents: Path) -> None:
+    """The store is tried before anything else, and what can't be written may be the prefix or may be the moment."""
+    line = in_a_small_disk(tmp_path / "disk", "look_for_room", str(documents / "documents"), options="size=8m,nr_inodes=50")
+    found = json.loads(line)
+    assert found["exit"] == ExitCode.TRY_AGAIN, found
+    assert found["error"].startswith("InfrastructureError"), found
+    assert ".write-probe" in found["error"], found
+
+
+def test_a_job_that_can_write_nothing_anywhere_says_by_its_exit_code_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the store nor its own folder; whoever started it has nothing else to go by."""
+    from marin_jobs import runtime
+    from marin_jobs.reporting import JobReporter
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(runtime, "_prepare_output", full)
+    spec = JobSpec(
+        name=RAW.name,
+        version=RAW.version,
+        partition=None,
+        job="ingest",
+        prefix=f"file://{tmp_path}/store",
+        config={},
+        fingerprint="f",
+        identity={},
+        inputs=(),
+        attempt=1,
+        scratch=str(tmp_path / "gone"),
+    )
+    with (tmp_path / "log").open("w") as log:
+        assert runtime.run(spec, JobReporter(None, threading.Event(), log)) == ExitCode.TRY_AGAIN
