@@ -59,7 +59,6 @@ def build_asset(
             reproduction = newest(store, record)
         except MarinError as error:
             raise failure(artifact, error) from error
-        context.log.info(f"{'serving' if reused else 'built'} {artifact}, content {record.content_digest[:16]}")
         yield dg.MaterializeResult(
             asset_key=asset_key(step.id),
             data_version=data_version(record),

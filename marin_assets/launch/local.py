@@ -69,8 +69,9 @@ class LocalLauncher:
         fresh = self._root / f".{name}.{secrets.token_hex(4)}"
         try:
             fresh.mkdir(parents=True)
-            _write(fresh / "spec.json", spec.model_dump_json())
-            _write(fresh / "launcher.json", json.dumps({"pid": os.getpid(), "started": process_start(os.getpid())}))
+            (fresh / "spec.json").write_text(spec.model_dump_json())
+            if self.adopts:  # else nobody but this process starts it, and nobody asks whether it is about to
+                (fresh / "launcher.json").write_text(json.dumps({"pid": os.getpid(), "started": process_start(os.getpid())}))
             fresh.rename(handle.folder)
         except OSError as error:
             shutil.rmtree(fresh, ignore_errors=True)

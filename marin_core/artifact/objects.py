@@ -142,7 +142,8 @@ class LocalObjects:
             with _opened(temporary) as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if data:  # an empty file has nothing to lose
+                    os.fsync(file.fileno())
             yield temporary
         except OSError as error:
             raise _failed(f"{target} can't be written", error) from error
