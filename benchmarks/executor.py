@@ -140,7 +140,12 @@ def step_rows(steps: Mapping[str, StepFigures], processes: Run, peer: Peer) -> l
                 *_alone_twice(f"{name} step, {state}: ours", median(run.ours)),
                 *_alone_twice(f"{name} step, {state}: our log line to Dagster", median(run.calls)),
             ]
-        rows += _alone_twice(f"{name} step: Dagster's own (control run)", median(figures.control.whole))
+        control, stock = median(figures.control.whole), median(figures.control_stock.whole)
+        measure, peer_name = f"{name} step: Dagster's own (control run)", "Dagster's SQLite storage"
+        rows += [
+            Row(measure, control.seconds * 1e3, stock.seconds * 1e3, peer_name, "ms"),
+            Row(f"{measure}, CPU", control.cpu_seconds * 1e3, stock.cpu_seconds * 1e3, peer_name, "ms"),
+        ]
     return rows + _alone_twice("independent step, cold, as a process", median(processes.whole))
 
 

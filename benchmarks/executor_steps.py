@@ -1,4 +1,4 @@
-"""Steps executed through Dagster, in process as a run worker does, on SQLite in a temporary folder. Part of `benchmarks.executor`.
+"""Steps executed through Dagster, in process as a run worker does, on the embedded default's storage. Part of `benchmarks.executor`.
 
 A step's time is Dagster's and ours. Ours is taken inside the body of the asset, less the calls that it makes to Dagster; Dagster's is
 what a control run takes, whose bodies do nothing but yield the very results that the real ones did.
@@ -30,6 +30,11 @@ from marin_core.artifact.step import Resources
 HOME = "dagster"
 """Folder of the instance."""
 
+INSTANCE = """
+telemetry: {{enabled: false}}
+storage: {{custom: {{module: marin_assets.sqlite, class: {storage}, config: {{base_dir: {folder}/storage}}}}}}
+"""
+
 
 @dataclass
 class Run:
@@ -60,6 +65,7 @@ class StepFigures:
         asked: everything is there and `marin materialize` is asked for it, which finds that no run is needed.
         end_asked: the same for the last artifact alone.
         control: what Dagster takes for a run by itself.
+        control_stock: the same on Dagster's own SQLite storage, which closes its connection after every event.
     """
 
     cold: Run = field(default_factory=Run)
@@ -68,6 +74,7 @@ class StepFigures:
     asked: Run = field(default_factory=Run)
     end_asked: Run = field(default_factory=Run)
     control: Run = field(default_factory=Run)
+    control_stock: Run = field(default_factory=Run)
 
     def __add__(self, other: "StepFigures") -> "StepFigures":
         return StepFigures(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
@@ -79,8 +86,11 @@ def measure_steps(shape: str, steps: int) -> StepFigures:
     with laboratory(targets(shape, steps)) as lab:
         cold = lab.run(real, steps)
         expect(len(real.results) == steps, "every step yields one result")
+        with laboratory(lab.wanted, storage="DagsterSqliteStorage") as stock:
+            control_stock = stock.run(Body(replay(dict(real.results))), steps)
         return StepFigures(
             cold=cold,
+            control_stock=control_stock,
             control=lab.run(Body(replay(dict(real.results))), steps),
             served=lab.run(real, steps),
             end_served=lab.run(real, 1, only=lab.wanted[-1]),
@@ -128,13 +138,13 @@ class Laboratory:
 
 
 @contextmanager
-def laboratory(wanted: Sequence[ArtifactStep]) -> Iterator[Laboratory]:
+def laboratory(wanted: Sequence[ArtifactStep], storage: str = "LabStorage") -> Iterator[Laboratory]:
     """A lab where nothing was ever built."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         home = Path(folder) / HOME
         home.mkdir()
-        (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-        with dg.DagsterInstance.local_temp(str(home)) as instance:
+        (home / "dagster.yaml").write_text(INSTANCE.format(storage=storage, folder=home))
+        with dg.DagsterInstance.from_config(str(home)) as instance:
             yield Laboratory(wanted, Path(folder), instance)
 
 

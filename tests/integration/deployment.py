@@ -23,6 +23,7 @@ BIN = Path(sys.executable).parent
 
 INSTANCE = """
 telemetry: {enabled: false}
+storage: {custom: {module: marin_assets.sqlite, class: LabStorage, config: {base_dir: {env: DAGSTER_HOME}}}}
 nux: {enabled: false}
 run_coordinator: {module: dagster.core.run_coordinator, class: QueuedRunCoordinator}
 concurrency:
