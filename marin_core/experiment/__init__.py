@@ -6,8 +6,9 @@ from marin_core.experiment.data import filtered, mixture, raw_source, tokenized,
 from marin_core.experiment.evaluation import eval_tasks, evaluate, ngram_baseline
 from marin_core.experiment.existing import adopted, pinned, summary
 from marin_core.experiment.experiment import Experiment, experiment
+from marin_core.experiment.plans import plan
 from marin_core.experiment.training import train_lm
-from marin_core.model.config import moe_tiny
+from marin_core.model.presets import moe_tiny
 from marin_core.train.config import OptimizerConfig
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "moe_tiny",
     "ngram_baseline",
     "pinned",
+    "plan",
     "raw_source",
     "summary",
     "tokenized",

@@ -71,7 +71,7 @@ def train_lm(
         owner="team:training",
         checks=(
             CheckDeclaration("loss_fell", "The mean loss of the last steps is below that of the first."),
-            CheckDeclaration("experts_in_use", "Every expert of every layer gets tokens at the end."),
+            *([CheckDeclaration("experts_in_use", "Every expert of every layer gets tokens at the end.")] if model.moe else []),
         ),
         description=description or f"Training run over {data.name}, {num_steps} steps.",
     )

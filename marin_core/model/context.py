@@ -12,16 +12,16 @@ from marin_core.model.config import TransformerConfig
 class SequenceContext(NamedTuple):
     """Computed once before the layer scan; S here may be shorter than the model's longest context.
 
+    Nothing here grows with S²: attention builds the part of its mask that it needs where it needs it (`visible_keys`).
+
     Attributes:
-        visible: bool [B, S, S]; query s may see key t: not later, and of the same segment.
-        distance: int32 [S, S], s − t.
+        segment_ids: int32 [B, S].
         lags: bool [B, S, taps]; whether the token j places back exists and is of the same segment (j = 0 is the token itself).
         cos, sin: float32 [S, rope_dims / 2].
         valid: bool [B, S]; a negative segment id marks padding, which is routed nowhere and counted nowhere.
     """
 
-    visible: jax.Array
-    distance: jax.Array
+    segment_ids: jax.Array
     lags: jax.Array
     cos: jax.Array
     sin: jax.Array
@@ -32,20 +32,36 @@ def sequence_context(config: TransformerConfig, segment_ids: jax.Array) -> Seque
     """Build the context of int32 [B, S] segment ids."""
     length = segment_ids.shape[1]
     position = jnp.arange(length, dtype=jnp.int32)
-    distance = position[:, None] - position[None, :]
-    same_segment = segment_ids[:, :, None] == segment_ids[:, None, :]
     lags = [segment_ids == _delay(segment_ids, lag, fill=-2) for lag in range(config.short_conv_kernel)]
     lags = [present & (position >= lag)[None, :] for lag, present in enumerate(lags)]
     pair = jnp.arange(config.rope_dims // 2, dtype=jnp.float32)
     angle = position[:, None].astype(jnp.float32) * config.rope_theta ** (-2.0 * pair / config.rope_dims)
     return SequenceContext(
-        visible=same_segment & (distance >= 0),
-        distance=distance,
+        segment_ids=segment_ids,
         lags=jnp.stack(lags, axis=-1) if lags else jnp.zeros((*segment_ids.shape, 0), bool),
         cos=jnp.cos(angle),
         sin=jnp.sin(angle),
         valid=segment_ids >= 0,
     )
+
+
+def visible_keys(
+    query_segments: jax.Array, key_segments: jax.Array, first_query: jax.Array | int, first_key: jax.Array | int, reach: jax.Array | int
+) -> jax.Array:
+    """Which keys a query sees: those of its own segment that are not later, and less than `reach` tokens back.
+
+    Args:
+        query_segments, key_segments: int32 [B, Q] and [B, N], of consecutive tokens.
+        first_query, first_key: int32, positions of the first of each.
+        reach: int32, at least 1: a query sees itself.
+
+    Returns:
+        bool [B, Q, N].
+    """
+    queries = first_query + jnp.arange(query_segments.shape[1], dtype=jnp.int32)
+    keys = first_key + jnp.arange(key_segments.shape[1], dtype=jnp.int32)
+    distance = queries[:, None] - keys[None, :]
+    return (query_segments[:, :, None] == key_segments[:, None, :]) & (distance >= 0) & (distance < reach)
 
 
 def _delay(x: jax.Array, lag: int, fill: int) -> jax.Array:
@@ -78,7 +94,7 @@ def _convolution_forward(x: jax.Array, taps: jax.Array, lags: jax.Array) -> tupl
 def _convolution_backward(saved: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     x, taps, lags = saved
     # The barrier keeps XLA:CPU from computing what produces x and dy anew for every tap.
-    x, dy = jax.lax.optimization_barrier((x, dy))  # type: ignore[no-untyped-call]
+    x, dy = jax.lax.optimization_barrier((x, dy))
     reach = taps.shape[0] - 1
     present, weights = lags.astype(x.dtype), taps.astype(x.dtype)
     padded_dy = jnp.pad(dy, ((0, 0), (0, reach), (0, 0)))

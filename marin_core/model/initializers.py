@@ -36,9 +36,7 @@ def _multiply_backward(saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tup
     x, weight = saved
     # The barrier keeps XLA:CPU from computing elementwise producers in transposed order for the weight gradient, which strides
     # through memory; behind it the transpose folds into the product.
-    rows, d_rows = jax.lax.optimization_barrier(  # type: ignore[no-untyped-call]
-        (x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]))
-    )
+    rows, d_rows = jax.lax.optimization_barrier((x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])))
     return dy @ weight.T, rows.T @ d_rows
 
 

@@ -16,6 +16,7 @@ class OptimizerConfig(Config):
     b1: float = Field(default=0.9, ge=0, lt=1)
     b2: float = Field(default=0.95, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
+    first_moment_dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Type in which the first moment is kept.")
     weight_decay: float = Field(default=0.1, ge=0, description="Decoupled decay, multiplied by the learning rate.")
     warmup_steps: int = Field(default=20, ge=0, description="Steps of linear warm-up; the last of them has the peak rate.")
     schedule: Literal["wsd", "cosine", "linear"] = Field(default="wsd", description="wsd: constant, then a linear decay.")
@@ -40,6 +41,7 @@ class TrainConfig(Config):
     num_steps: int = Field(ge=1, description="Optimizer updates.")
     global_batch_size: int = Field(ge=1, description="Sequences a step.")
     sequence_length: int = Field(ge=2, description="Tokens a sequence.")
+    micro_batches: int = Field(default=1, ge=1, description="Parts of a step that run one after the other, to save memory.")
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seeds the parameters.")
     checkpoint_every_steps: int = Field(ge=1, description="Interval of the checkpoints that are kept.")
     temporary_checkpoint_every_steps: int | None = Field(
@@ -63,6 +65,8 @@ class TrainConfig(Config):
             raise ValueError(
                 f"sequence_length = {self.sequence_length} exceeds model.max_sequence_length = {self.model.max_sequence_length}"
             )
+        if self.global_batch_size % self.micro_batches:
+            raise ValueError(f"global_batch_size = {self.global_batch_size} must be a multiple of micro_batches = {self.micro_batches}")
         if self.optimizer.warmup_steps >= self.num_steps:
             raise ValueError(f"optimizer.warmup_steps = {self.optimizer.warmup_steps} must be below num_steps = {self.num_steps}")
         return self

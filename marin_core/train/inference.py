@@ -38,7 +38,7 @@ class TrainedModel:
     def __init__(self, config: TransformerConfig, params: Params, balancer_state: BalancerState) -> None:
         self._config = config
         self._params = params
-        self._bias = make_balancer(config.moe).bias(balancer_state, config.layers, config.moe.experts)
+        self._bias = make_balancer(config.moe).bias(balancer_state, config.layers, config.moe.experts if config.moe else 0)
         self._score = jax.jit(_scorer(SplitTransformer(config)), compiler_options=compiler_options())
 
     @property

@@ -23,15 +23,29 @@ from marin_core.train.tracking import Tracker
 
 
 @dataclass(frozen=True)
+class RoutingResult:
+    """What a finished run of a mixture of experts says about its routing.
+
+    Attributes:
+        load_cv_start, load_cv_end: spread of expert loads over the first and last (at most 10) steps.
+        drop_fraction_end: share of assignments dropped over the last steps.
+        idle_experts_end: (layer, expert) pairs that the last batch sent no token to.
+    """
+
+    load_cv_start: float
+    load_cv_end: float
+    drop_fraction_end: float
+    idle_experts_end: int
+
+
+@dataclass(frozen=True)
 class TrainResult:
     """What a finished run amounts to.
 
     Attributes:
         steps, tokens: completed updates and the tokens they saw.
         loss_start, loss_end: mean loss of the first and last (at most 10) steps, nats per token.
-        load_cv_start, load_cv_end: spread of expert loads over the same steps.
-        drop_fraction_end: share of assignments dropped over the last steps.
-        idle_experts_end: (layer, expert) pairs that the last batch sent no token to.
+        routing: what became of the experts; None of a dense model.
         tokens_per_second: median over the steps of this process but the first; 0 where it made fewer than two.
         plots: name → PNG file.
         content_digest: of the final checkpoint's arrays.
@@ -43,10 +57,7 @@ class TrainResult:
     tokens: int
     loss_start: float
     loss_end: float
-    load_cv_start: float
-    load_cv_end: float
-    drop_fraction_end: float
-    idle_experts_end: int
+    routing: RoutingResult | None
     tokens_per_second: float
     plots: Mapping[str, Path]
     content_digest: str
@@ -133,7 +144,7 @@ def finished_row(config: TrainConfig, step: int, output: StepOutput, began: floa
     """
     arrays = {name: np.asarray(value) for name, value in jax.device_get(output).items()}
     seconds = time.perf_counter() - began
-    values = step_metrics(arrays, config.model.moe.combine_scale, config.model.moe.experts_per_token)
+    values = step_metrics(arrays, config.model.moe)
     for name in ("loss", "gradient_norm"):
         if not math.isfinite(values[name]):
             raise DataError(
@@ -146,7 +157,7 @@ def finished_row(config: TrainConfig, step: int, output: StepOutput, began: floa
         "tokens": (step + 1) * config.tokens_per_step,
         "tokens_per_second": config.tokens_per_step / seconds,
     }
-    if step % config.log_every_steps == 0 or step + 1 == config.num_steps:
+    if config.model.moe is not None and (step % config.log_every_steps == 0 or step + 1 == config.num_steps):
         row["load"] = arrays["load"].tolist()
     return row
 
@@ -185,24 +196,29 @@ def save_if_due(
 def _result(
     config: TrainConfig, rows: list[Row], start: int, plots: Mapping[str, Path], digests: Mapping[int, str], url: str | None
 ) -> TrainResult:
-    first, last = rows[:10], rows[-10:]
     rates = [row["tokens_per_second"] for row in rows[start + 1 :]]
-
-    def mean(some: list[Row], name: str) -> float:
-        return float(np.mean([row[name] for row in some]))
-
     return TrainResult(
         steps=config.num_steps,
         tokens=config.num_steps * config.tokens_per_step,
-        loss_start=mean(first, "loss"),
-        loss_end=mean(last, "loss"),
-        load_cv_start=mean(first, "load_cv"),
-        load_cv_end=mean(last, "load_cv"),
-        drop_fraction_end=mean(last, "drop_fraction"),
-        idle_experts_end=int(np.sum(np.asarray(rows[-1]["load"]) == 0)),
+        loss_start=_mean(rows[:10], "loss"),
+        loss_end=_mean(rows[-10:], "loss"),
+        routing=None if config.model.moe is None else _routing_result(rows),
         tokens_per_second=float(median(rates)) if rates else 0.0,
         plots=plots,
         content_digest=digests[config.num_steps],
         checkpoint_digests=digests,
         tracker_url=url,
     )
+
+
+def _routing_result(rows: list[Row]) -> RoutingResult:
+    return RoutingResult(
+        load_cv_start=_mean(rows[:10], "load_cv"),
+        load_cv_end=_mean(rows[-10:], "load_cv"),
+        drop_fraction_end=_mean(rows[-10:], "drop_fraction"),
+        idle_experts_end=int(np.sum(np.asarray(rows[-1]["load"]) == 0)),
+    )
+
+
+def _mean(rows: list[Row], name: str) -> float:
+    return float(np.mean([row[name] for row in rows]))

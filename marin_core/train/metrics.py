@@ -10,21 +10,31 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from marin_core.model.config import MoEConfig
+
 Row = dict[str, Any]
 """`step` (int), numbers by name, and on some rows `load`: wanted assignments [L][E] as lists of int."""
 
 
-def step_metrics(output: Mapping[str, npt.NDArray[Any]], combine_scale: float, experts_per_token: int) -> dict[str, float]:
-    """Numbers of one step from the arrays that it returned.
+def step_metrics(output: Mapping[str, npt.NDArray[Any]], moe: MoEConfig | None) -> dict[str, float]:
+    """Numbers of one step from the arrays that it returned: loss, cross_entropy, gradient_norm, learning_rate, loss_tokens, and of a
+    mixture of experts those of `routing_metrics`.
 
-    Totals are summed in int64 (trap T8). float32 values become the Python float of the same value, so their text restores them exactly.
+    float32 values become the Python float of the same value, so their text restores them exactly.
+    """
+    values = {name: float(output[name]) for name in ("loss", "cross_entropy", "gradient_norm", "learning_rate", "loss_tokens")}
+    return values if moe is None else values | routing_metrics(output, moe)
+
+
+def routing_metrics(output: Mapping[str, npt.NDArray[Any]], moe: MoEConfig) -> dict[str, float]:
+    """What routing did in one step; totals are summed in int64 (trap T8).
 
     Returns:
-        loss, cross_entropy, gradient_norm, learning_rate, loss_tokens; `load_cv` (standard deviation over mean of an expert's load,
-        averaged over layers), `load_max_violation` (largest load over mean, minus 1, of the worst layer), `drop_fraction` (of all
-        assignments), `dropped_weight_mass` (share of all combine weight that was dropped), `routing_entropy` (nats, of the load's
-        distribution over experts, averaged over layers; ln E is perfect balance), `bias_range` (widest layer), `margin_min`,
-        `margin_max`, `router_z_loss`, `saturated_experts` (experts whose quantile fell outside the histogram, all layers).
+        `load_cv` (standard deviation over mean of an expert's load, averaged over layers), `load_max_violation` (largest load over mean,
+        minus 1, of the worst layer), `drop_fraction` (of all assignments), `dropped_weight_mass` (share of all combine weight that was
+        dropped), `routing_entropy` (nats, of the load's distribution over experts, averaged over layers; ln E is perfect balance),
+        `bias_range` (widest layer), `margin_min`, `margin_max`, `router_z_loss`, `balance_loss` (all layers), `saturated_experts`
+        (experts whose quantile fell outside the histogram, all layers).
     """
     load = output["load"].astype(np.int64)
     wanted = load.sum(axis=1)
@@ -33,9 +43,8 @@ def step_metrics(output: Mapping[str, npt.NDArray[Any]], combine_scale: float, e
     entropy = -np.sum(np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0), axis=1)
     total = max(int(wanted.sum()), 1)
     dropped = int(output["sender_dropped"].astype(np.int64).sum() + output["receiver_dropped"].astype(np.int64).sum())
-    mass = combine_scale * total / experts_per_token
-    values = {name: float(output[name]) for name in ("loss", "cross_entropy", "gradient_norm", "learning_rate", "loss_tokens")}
-    return values | {
+    mass = moe.combine_scale * total / moe.experts_per_token
+    return {
         "load_cv": float(np.mean(load.std(axis=1) / mean)),
         "load_max_violation": float(np.max(load.max(axis=1) / mean - 1)),
         "drop_fraction": dropped / total,
@@ -45,6 +54,7 @@ def step_metrics(output: Mapping[str, npt.NDArray[Any]], combine_scale: float, e
         "margin_min": float(np.min(output["margin_min"])),
         "margin_max": float(np.max(output["margin_max"])),
         "router_z_loss": float(np.mean(output["router_z_loss"])),
+        "balance_loss": float(np.sum(output["balance_loss"])),
         "saturated_experts": float(np.sum(output.get("saturated_experts", np.int32(0)))),
     }
 

@@ -12,9 +12,9 @@ from marin_core.train.config import OptimizerConfig
 
 DECAYED = {
     **dict.fromkeys(
-        ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down", "latent_down", "latent_up", "weight", "head_gate", "head"), True
+        ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down", "latent_down", "latent_up", "weight", "head_gate", "output"), True
     ),
-    **dict.fromkeys(("embedding", "gain", "key_taps", "attention_taps", "moe_taps"), False),
+    **dict.fromkeys(("embedding", "gain", "key_taps", "attention_taps", "feed_forward_taps"), False),
 }
 """Whether weight decay acts on a leaf, by the last part of its path; an explicit table, so that a new leaf has to decide."""
 
@@ -40,7 +40,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
     clip = [] if config.gradient_clip is None else [optax.clip_by_global_norm(config.gradient_clip)]
     return optax.chain(
         *clip,
-        optax.scale_by_adam(config.b1, config.b2, config.eps),
+        optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.first_moment_dtype),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
         optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps)),
     )

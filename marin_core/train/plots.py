@@ -15,15 +15,16 @@ MAX_POINTS = 2_000
 
 
 def draw_plots(rows: Sequence[Row], directory: Path) -> dict[str, Path]:
-    """Write loss.png, expert_load.png and load_cv.png; returns name → file."""
+    """Write loss.png, and of a mixture of experts expert_load.png and load_cv.png; returns name → file."""
     directory.mkdir(parents=True, exist_ok=True)
     thinned = rows[:: -(-len(rows) // MAX_POINTS) or 1]
     with mpl.rc_context({"font.family": "DejaVu Sans", "axes.grid": True, "grid.alpha": 0.3}):
-        return {
-            "loss": _save(_curve(thinned, ("loss", "cross_entropy"), "nats per token"), directory / "loss.png"),
-            "expert_load": _save(_load_map(rows), directory / "expert_load.png"),
-            "load_cv": _save(_curve(thinned, ("load_cv", "drop_fraction"), "share"), directory / "load_cv.png"),
-        }
+        plots = {"loss": _save(_curve(thinned, ("loss", "cross_entropy"), "nats per token"), directory / "loss.png")}
+        loaded = next((row for row in reversed(rows) if "load" in row), None)
+        if loaded is not None:
+            plots["expert_load"] = _save(_load_map(loaded), directory / "expert_load.png")
+            plots["load_cv"] = _save(_curve(thinned, ("load_cv", "drop_fraction"), "share"), directory / "load_cv.png")
+        return plots
 
 
 def _curve(rows: Sequence[Row], names: Sequence[str], unit: str) -> Figure:
@@ -37,10 +38,9 @@ def _curve(rows: Sequence[Row], names: Sequence[str], unit: str) -> Figure:
     return figure
 
 
-def _load_map(rows: Sequence[Row]) -> Figure:
-    """Load of each expert over the mean of its layer, at the last row that has it; 1 is perfect balance."""
-    row = next((row for row in reversed(rows) if "load" in row), None)
-    load = np.asarray(row["load"] if row else [[0]], dtype=np.float64)
+def _load_map(row: Row) -> Figure:
+    """Load of each expert over the mean of its layer; 1 is perfect balance."""
+    load = np.asarray(row["load"], dtype=np.float64)
     relative = load / np.maximum(load.mean(axis=1, keepdims=True), 1e-9)
     figure = Figure(figsize=(6, 3.4), dpi=100, layout="constrained")
     axes = figure.add_subplot()
@@ -49,7 +49,7 @@ def _load_map(rows: Sequence[Row]) -> Figure:
     axes.set_xlabel("expert")
     axes.set_ylabel("layer")
     axes.set_yticks(range(0, load.shape[0], -(-load.shape[0] // 16)))
-    axes.set_title(f"load over mean, step {row['step'] if row else '–'}")
+    axes.set_title(f"load over mean, step {row['step']}")
     figure.colorbar(image, ax=axes)
     return figure
 

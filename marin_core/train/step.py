@@ -1,18 +1,22 @@
 """One training step as a pure, jitted function of state and batch."""
 
+import math
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from marin_core.data.batch import Batch
 from marin_core.model.config import TransformerConfig
 from marin_core.model.loss import next_token_loss
-from marin_core.model.moe.balance import BalancerState, make_balancer
-from marin_core.model.moe.layer import LayerStatistics
+from marin_core.model.mesh import RACK, batch_sharding, mesh_size, over_racks, parameter_sharding, spread_tokens, token_axes
+from marin_core.model.moe.balance import Balancer, BalancerState, make_balancer
+from marin_core.model.moe.layer import LayerStatistics, merge_micro_batches, merge_racks
 from marin_core.model.transformer import Params, SplitTransformer
 from marin_core.train.config import OptimizerConfig, TrainConfig
 from marin_core.train.optimizer import learning_rate_schedule, make_optimizer
@@ -45,33 +49,39 @@ def compiler_options() -> dict[str, str | int]:
     return {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
 
 
-def initial_state(config: TrainConfig) -> TrainState:
-    """The state before the first step; a function of the seed alone."""
-    state = _compiled_new_state(config.model, config.optimizer, config.num_steps, config.seed)
-    # Placed like a restored state, so that both run the same compiled step.
-    placed: TrainState = jax.device_put(state, _sharding())
-    return placed
+def initial_state(config: TrainConfig, mesh: Mesh | None = None) -> TrainState:
+    """The state before the first step, on one device or spread over a mesh; a function of the seed alone."""
+    abstract = abstract_state(config, mesh)
+    placed = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    if mesh is None:
+        state = _compiled_new_state(config.model, config.optimizer, config.num_steps, config.seed)
+        # Placed like a restored state, so that both run the same compiled step.
+        return cast(TrainState, jax.device_put(state, placed))
+    with jax.set_mesh(mesh):
+        new_state = partial(_new_state, config.model, config.optimizer, config.num_steps, config.seed)
+        return cast(TrainState, jax.jit(new_state, out_shardings=placed)())
 
 
-def abstract_state(config: TrainConfig) -> TrainState:
+def abstract_state(config: TrainConfig, mesh: Mesh | None = None) -> TrainState:
     """Shapes, types and shardings of the state; allocates nothing."""
-    sharding = _sharding()
     shapes = jax.eval_shape(lambda: _new_state(config.model, config.optimizer, config.num_steps, config.seed))
 
-    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    def placed(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=parameter_sharding(mesh, path, leaf))
 
-    state: TrainState = jax.tree.map(placed, shapes)
-    return state
+    return cast(TrainState, jax.tree_util.tree_map_with_path(placed, shapes))
 
 
-def _sharding() -> jax.sharding.Sharding:
-    return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+def abstract_batch(config: TrainConfig, mesh: Mesh | None = None) -> Batch:
+    """Shapes, types and shardings of a step's batch; allocates nothing."""
+    shape, sharding = (config.global_batch_size, config.sequence_length), batch_sharding(mesh)
+    leaves = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in (jnp.int32, jnp.int32, jnp.float32))
+    return Batch(*leaves)  # type: ignore[arg-type]
 
 
 def _new_state(model: TransformerConfig, optimizer: OptimizerConfig, num_steps: int, seed: int) -> TrainState:
     params = SplitTransformer(model).init(jax.random.key(seed))
-    balancer_state = make_balancer(model.moe).init(model.layers, model.moe.experts)
+    balancer_state = make_balancer(model.moe).init(model.layers, _experts(model))
     return TrainState(params, make_optimizer(optimizer, num_steps).init(params), balancer_state, jnp.int32(0))
 
 
@@ -79,47 +89,152 @@ def _new_state(model: TransformerConfig, optimizer: OptimizerConfig, num_steps: 
 _compiled_new_state = jax.jit(_new_state, static_argnums=(0, 1, 2), compiler_options={"xla_backend_optimization_level": 0})
 
 
-def make_train_step(config: TrainConfig) -> TrainStep:
-    """The jitted function (state, batch) → (next state, output); it takes over the memory of the state it is given."""
-    return _make_train_step(config.model, config.optimizer, config.num_steps)
+def make_train_step(config: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
+    """The jitted function (state, batch) → (next state, output); it takes over the memory of the state it is given.
+
+    With a mesh, call it inside `jax.set_mesh(mesh)`, with a state and a batch that lie as `abstract_state` and `abstract_batch` say.
+    """
+    return _make_train_step(config.model, config.optimizer, config.num_steps, config.micro_batches, mesh)
 
 
 @lru_cache(maxsize=4)  # A run that resumes in the same process doesn't compile again.
-def _make_train_step(model_config: TransformerConfig, optimizer_config: OptimizerConfig, num_steps: int) -> TrainStep:
+def _make_train_step(
+    model_config: TransformerConfig, optimizer_config: OptimizerConfig, num_steps: int, micro_batches: int, mesh: Mesh | None
+) -> TrainStep:
     model = SplitTransformer(model_config)
     balancer = make_balancer(model_config.moe)
     optimizer = make_optimizer(optimizer_config, num_steps)
     schedule = learning_rate_schedule(optimizer_config, num_steps)
-
-    def loss_of(params: Params, bias: jax.Array, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, jax.Array, LayerStatistics]]:
-        network = model.bind(params)
-        tokens, segment_ids, loss_weight = (jnp.asarray(leaf) for leaf in batch)
-        hidden, statistics = network(tokens, segment_ids, bias, balancer)
-        sums = next_token_loss(hidden, network.head[...], tokens, loss_weight)
-        cross_entropy = sums.cross_entropy / sums.weight
-        return cross_entropy + model_config.z_loss * sums.z / sums.weight, (cross_entropy, sums.weight, statistics)
+    learn = partial(_gradient, model, balancer, micro_batches * (1 if mesh is None else mesh.shape[RACK]))
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepOutput]:
-        bias = balancer.bias(state.balancer_state, model_config.layers, model_config.moe.experts)
-        (loss, (cross_entropy, weight, statistics)), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, bias, batch)
+        bias = balancer.bias(state.balancer_state, model_config.layers, _experts(model_config))
+        gradient, losses, statistics = _learn_over_racks(learn, state.params, bias, batch, state.step, micro_batches)
         updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params)
         params = optax.apply_updates(state.params, updates)
         valid_tokens = jnp.sum(batch.segment_ids >= 0, dtype=jnp.int32)
-        balancer_state, balance = balancer.update(state.balancer_state, statistics.observation, valid_tokens)
+        observed = () if statistics is None else statistics.observation
+        balancer_state, balance = balancer.update(state.balancer_state, observed, valid_tokens)
         output = {
-            "loss": loss,
-            "cross_entropy": cross_entropy,
+            **losses._asdict(),
             "gradient_norm": optax.tree.norm(gradient),
             "learning_rate": schedule(state.step),
-            "loss_tokens": weight,
-            **_routing_output(statistics),
+            **({} if statistics is None else _routing_output(statistics, valid_tokens)),
             **balance,
         }
-        return TrainState(params, optimizer_state, balancer_state, state.step + 1), output
+        return _keep_placed(TrainState(params, optimizer_state, balancer_state, state.step + 1), mesh), output
 
     return jax.jit(train_step, donate_argnums=0, compiler_options=compiler_options())
 
 
-def _routing_output(statistics: LayerStatistics) -> StepOutput:
-    names = ("router_z_loss", "margin_min", "margin_max", "bias_min", "bias_max")
-    return statistics.transport._asdict() | {name: getattr(statistics, name) for name in names}
+def _keep_placed(state: TrainState, mesh: Mesh | None) -> TrainState:
+    """The state, lying as `abstract_state` says: XLA might choose otherwise, and the next step would compile anew."""
+    if mesh is None:
+        return state
+
+    def keep(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        return cast(jax.Array, jax.lax.with_sharding_constraint(leaf, parameter_sharding(mesh, path, leaf)))
+
+    return cast(TrainState, jax.tree_util.tree_map_with_path(keep, state))
+
+
+def _experts(model: TransformerConfig) -> int:
+    return model.moe.experts if model.moe else 0
+
+
+class Losses(NamedTuple):
+    """float32 scalars: what is minimised, its cross entropy in nats per token, and the tokens it is an average over (Σ weights)."""
+
+    loss: jax.Array
+    cross_entropy: jax.Array
+    loss_tokens: jax.Array
+
+
+Learned = tuple[Params, Losses, LayerStatistics | None]
+"""Gradient, losses, and routing statistics stacked over layers."""
+
+Learn = Callable[[Params, jax.Array, Batch, jax.Array, jax.Array], Learned]
+"""(parameters, selection bias, sequences, step, divisor of the losses) → what those sequences contribute."""
+
+
+def _learn_over_racks(learn: Learn, params: Params, bias: jax.Array, batch: Batch, step: jax.Array, micro_batches: int) -> Learned:
+    """Gradient, losses and statistics of a whole step.
+
+    Every rack works through its own sequences alone; gradients cross racks once, summed in float32, behind the last micro-batch. Left
+    to XLA, they would in every layer of every micro-batch.
+    """
+    racks = mesh_size(RACK)
+
+    def here(params: Params, bias: jax.Array, batch: Batch, step: jax.Array, weight: jax.Array) -> Learned:
+        gradient, losses, statistics = _accumulate(learn, params, bias, batch, step, weight, micro_batches)
+        if racks > 1:
+            with jax.named_scope("gradient"):  # by this name a plan's report knows what may cross racks
+                gradient, losses = jax.lax.psum((gradient, losses), RACK)
+            statistics = statistics and merge_racks(statistics)
+        return gradient, losses, statistics
+
+    everywhere: Any = P()
+    seen = LayerStatistics(*[everywhere] * len(LayerStatistics._fields))._replace(observation=P(None, RACK))
+    spread = over_racks(here, in_specs=(P(), P(), P(RACK), P(), P()), out_specs=(P(), P(), seen if bias.size else P()))
+    weight = jnp.sum(batch.loss_weight[:, :-1])  # the last token of a sequence predicts nothing
+    return spread(params, bias, batch, step, weight)
+
+
+def _gradient(
+    model: SplitTransformer,
+    balancer: Balancer,
+    parts: int,
+    params: Params,
+    bias: jax.Array,
+    batch: Batch,
+    step: jax.Array,
+    weight: jax.Array,
+) -> Learned:
+    """What some sequences contribute to a step whose losses are divided by `weight`, the sum over all its sequences.
+
+    Args:
+        parts: that each see a part of the step; its balance loss is the mean over them.
+    """
+
+    def loss_of(params: Params) -> tuple[jax.Array, tuple[Losses, LayerStatistics | None]]:
+        network = model.bind(params)
+        tokens, segment_ids, loss_weight = (jnp.asarray(leaf) for leaf in batch)
+        hidden, statistics = network(tokens, segment_ids, bias, balancer, step)
+        sums = next_token_loss(hidden, network.head, tokens, loss_weight, soft_cap=model.config.logit_soft_cap)
+        cross_entropy = sums.cross_entropy / weight
+        loss = cross_entropy + model.config.z_loss * sums.z / weight
+        if statistics is not None:
+            loss += jnp.sum(statistics.balance_loss) / parts
+        return loss, (Losses(loss, cross_entropy, sums.weight), statistics)
+
+    gradient, (losses, statistics) = jax.grad(loss_of, has_aux=True)(params)
+    return gradient, losses, statistics
+
+
+def _accumulate(
+    learn: Learn, params: Params, bias: jax.Array, batch: Batch, step: jax.Array, weight: jax.Array, micro_batches: int
+) -> Learned:
+    """A rack's micro-batches one after the other; each device splits its own sequences."""
+    if micro_batches == 1:
+        return learn(params, bias, batch, step, weight)
+
+    def split(leaf: jax.Array) -> jax.Array:
+        """[B, S] → [micro-batch, B/micro_batches, S], where every device keeps its sequences."""
+        devices = math.prod(map(mesh_size, token_axes()))
+        pieces = jnp.asarray(leaf).reshape(devices, micro_batches, -1, leaf.shape[-1])
+        moved: jax.Array = jnp.moveaxis(pieces, 1, 0).reshape(micro_batches, -1, leaf.shape[-1])
+        return moved
+
+    def body(sums: tuple[Params, Losses], piece: Batch) -> tuple[tuple[Params, Losses], LayerStatistics | None]:
+        gradient, losses, statistics = learn(params, bias, jax.tree.map(spread_tokens, piece), step, weight)
+        return jax.tree.map(jnp.add, sums, (gradient, losses)), statistics
+
+    zero = (jax.tree.map(jnp.zeros_like, params), Losses(*[jnp.float32(0)] * 3))
+    (gradient, losses), statistics = jax.lax.scan(body, zero, jax.tree.map(split, batch))
+    return gradient, losses, statistics and merge_micro_batches(statistics)
+
+
+def _routing_output(statistics: LayerStatistics, valid_tokens: jax.Array) -> StepOutput:
+    names = ("balance_loss", "margin_min", "margin_max", "bias_min", "bias_max")
+    output = statistics.transport._asdict() | {name: getattr(statistics, name) for name in names}
+    return output | {"router_z_loss": statistics.router_z / jnp.maximum(valid_tokens, 1)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marin_core.errors import ConfigError, MarinError
-from marin_core.model.config import moe_tiny
+from marin_core.model.presets import moe_tiny
 from marin_core.model.transformer import SplitTransformer
 from marin_core.train.config import OptimizerConfig
 from marin_core.train.optimizer import decay_mask, learning_rate_schedule, make_optimizer
@@ -35,11 +35,11 @@ def test_the_schedule_warms_up_and_ends_where_it_says(schedule: Any, expected: d
 def test_the_applied_rate_is_the_logged_one() -> None:
     config = OptimizerConfig(learning_rate=0.1, warmup_steps=2, gradient_clip=None, weight_decay=0.0, b1=0.0, b2=0.0)
     optimizer, rate = make_optimizer(config, 10), learning_rate_schedule(config, 10)
-    params = {"head": jnp.ones((2, 2))}
+    params = {"output": jnp.ones((2, 2))}
     state = optimizer.init(params)
     for step in range(10):
-        updates, state = optimizer.update({"head": jnp.full((2, 2), 3.0)}, state, params)
-        np.testing.assert_allclose(updates["head"], -rate(jnp.int32(step)), rtol=1e-5)
+        updates, state = optimizer.update({"output": jnp.full((2, 2), 3.0)}, state, params)
+        np.testing.assert_allclose(updates["output"], -rate(jnp.int32(step)), rtol=1e-5)
 
 
 def test_decay_acts_on_matrices_only() -> None:
@@ -47,8 +47,8 @@ def test_decay_acts_on_matrices_only() -> None:
     mask = decay_mask(shapes)
     decayed = {jax.tree_util.keystr(path) for path, value in jax.tree_util.tree_flatten_with_path(mask)[0] if value}
     kept = {jax.tree_util.keystr(path) for path, value in jax.tree_util.tree_flatten_with_path(mask)[0] if not value}
-    assert "['blocks']['moe']['router']['weight']" in decayed
-    assert "['head']" in decayed
+    assert "['blocks']['feed_forward']['router']['weight']" in decayed
+    assert "['output']" in decayed
     assert "['embedding']" in kept
     assert all(path.endswith(("['gain']", "taps']", "['embedding']")) for path in kept)
     with pytest.raises(MarinError, match="No weight-decay rule for parameter"):

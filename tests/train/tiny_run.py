@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from marin_core.data.batch import Batch
-from marin_core.model.config import MoEConfig, moe_tiny
+from marin_core.model.config import MoEConfig
+from marin_core.model.presets import moe_tiny
 from marin_core.report import SilentReporter
 from marin_core.train.config import OptimizerConfig, TrackerConfig, TrainConfig
 from marin_core.train.loop import TrainResult, train

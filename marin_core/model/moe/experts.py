@@ -1,38 +1,43 @@
-"""SwiGLU experts: many small ones for chosen tokens, a few shared ones for all."""
+"""The routed experts: many small SwiGLU networks, each for the tokens that chose it."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from marin_core.model.config import TransformerConfig
-from marin_core.model.initializers import matrix, project
+from marin_core.model.config import MoEConfig
+from marin_core.model.initializers import matrix
+
+
+class ExpertWeights(NamedTuple):
+    """Weights of E experts, or of those that a device holds: gate and up [E, M, F], down [E, F, M]; float32."""
+
+    gate: jax.Array
+    up: jax.Array
+    down: jax.Array
 
 
 class RoutedExperts(nnx.Module):
-    """E SwiGLU networks M → F → M, applied to capacity-padded rows as batched products."""
+    """E SwiGLU networks M → F → M."""
 
-    def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
-        moe, m = config.moe, config.expert_dim
-        self.w_gate = matrix(rngs, (moe.experts, m, moe.expert_width), config.init_std)
-        self.w_up = matrix(rngs, (moe.experts, m, moe.expert_width), config.init_std)
-        self.w_down = matrix(rngs, (moe.experts, moe.expert_width, m), config.init_std)
+    def __init__(self, moe: MoEConfig, width: int, std: float, rngs: nnx.Rngs) -> None:
+        self.w_gate = matrix(rngs, (moe.experts, width, moe.expert_width), std)
+        self.w_up = matrix(rngs, (moe.experts, width, moe.expert_width), std)
+        self.w_down = matrix(rngs, (moe.experts, moe.expert_width, width), std)
 
-    def __call__(self, rows: jax.Array) -> jax.Array:
-        """Rows [E, C, M] → [E, C, M]; each expert sees only its own rows."""
-        gate = jnp.einsum("ecm,emf->ecf", rows, self.w_gate[...].astype(rows.dtype))
-        up = jnp.einsum("ecm,emf->ecf", rows, self.w_up[...].astype(rows.dtype))
-        return jnp.einsum("ecf,efm->ecm", jax.nn.silu(gate) * up, self.w_down[...].astype(rows.dtype))
+    @property
+    def weights(self) -> ExpertWeights:
+        return ExpertWeights(self.w_gate[...], self.w_up[...], self.w_down[...])
 
 
-class SharedExperts(nnx.Module):
-    """The shared experts of a layer as one SwiGLU of their summed width: the sum of their outputs is the same."""
+def apply_experts(weights: ExpertWeights, rows: jax.Array, first_expert: int = 0) -> jax.Array:
+    """Rows [E, C, M] → [E, C, M] in their type; each expert sees only its own rows.
 
-    def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
-        d, width = config.d_model, config.moe.shared_experts * config.moe.shared_width
-        self.w_gate = matrix(rngs, (d, width), config.init_std)
-        self.w_up = matrix(rngs, (d, width), config.init_std)
-        self.w_down = matrix(rngs, (width, d), config.init_std)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [..., D] → [..., D]."""
-        return project(jax.nn.silu(project(x, self.w_gate)) * project(x, self.w_up), self.w_down)
+    The weights may be of more experts; those from `first_expert` on are used.
+    """
+    chosen = slice(first_expert, first_expert + rows.shape[0])
+    gate_weight, up_weight, down_weight = (weight[chosen].astype(rows.dtype) for weight in weights)
+    gate = jnp.einsum("ecm,emf->ecf", rows, gate_weight)
+    up = jnp.einsum("ecm,emf->ecf", rows, up_weight)
+    return jnp.einsum("ecf,efm->ecm", jax.nn.silu(gate) * up, down_weight)
