@@ -34,7 +34,7 @@ from marin_core.report import Report
 from marin_jobs.provenance import Clock, code_state, cpu_count
 from marin_jobs.reporting import JobReporter
 
-JOBS = ("adopt", "evaluate", "filter", "ingest", "mixture", "ngram", "summary", "tasks", "tokenize", "tokenizer", "train")
+JOBS = ("adopt", "evaluate", "filter", "ingest", "mixture", "ngram", "plan", "summary", "tasks", "tokenize", "tokenizer", "train")
 """Modules that a spec may name; a spec comes from outside, so it chooses from a list and never imports at will."""
 
 T = TypeVar("T", bound=Config)
