@@ -8,8 +8,8 @@ from marin_core.experiment.existing import adopted, pinned, summary
 from marin_core.experiment.experiment import Experiment, experiment
 from marin_core.experiment.plans import plan
 from marin_core.experiment.training import train_lm
-from marin_core.model.presets import moe_tiny
-from marin_core.train.config import OptimizerConfig
+from marin_core.model.presets import moe_tiny, preset
+from marin_core.train.config import OptimizerConfig, TrainConfig
 
 __all__ = [
     "CodeQuality",
@@ -21,6 +21,7 @@ __all__ = [
     "MinCharacters",
     "OptimizerConfig",
     "PythonStdlib",
+    "TrainConfig",
     "adopted",
     "eval_tasks",
     "evaluate",
@@ -31,6 +32,7 @@ __all__ = [
     "ngram_baseline",
     "pinned",
     "plan",
+    "preset",
     "raw_source",
     "summary",
     "tokenized",

@@ -162,6 +162,11 @@ class TransformerConfig(Config):
         description="Queries whose scores exist at once, recomputed in the backward pass; None = all of a sequence.",
         json_schema_extra=OPERATIONAL,
     )
+    recompute_blocks: bool = Field(
+        default=True,
+        description="Keep only what enters a block and compute its insides again in the backward pass; off needs more memory.",
+        json_schema_extra=OPERATIONAL,
+    )
     short_conv_kernel: int = Field(default=4, ge=0, description="Taps of the causal depthwise convolutions; 0 = none.")
     gated_norm_rank: int = Field(default=128, ge=0, description="Rank of the gate that follows each full-width norm; 0 = none.")
     post_norms: bool = Field(default=False, description="A norm also behind attention and behind the feed-forward layer, before the sum.")

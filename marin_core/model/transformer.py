@@ -128,8 +128,8 @@ class Transformer(nnx.Module):
             block = nnx.merge(graphdef, parameters)
             return block(x, layer, context, step, balancer, dropless=dropless, keep_router_logits=keep_router_logits)
 
-        # The backward pass recomputes each block: storing its insides costs more in memory traffic than it saves in arithmetic.
-        x, statistics = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), x, (stacked, layers))
+        kept = jax.checkpoint(body, prevent_cse=False) if config.recompute_blocks else body
+        x, statistics = jax.lax.scan(kept, x, (stacked, layers))
         return self.final_norm(x), statistics
 
     def logits(self, hidden: jax.Array) -> jax.Array:

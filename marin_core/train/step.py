@@ -200,12 +200,12 @@ def _gradient(
         network = model.bind(params)
         tokens, segment_ids, loss_weight = (jnp.asarray(leaf) for leaf in batch)
         hidden, statistics = network(tokens, segment_ids, bias, balancer, step)
-        sums = next_token_loss(hidden, network.head, tokens, loss_weight, soft_cap=model.config.logit_soft_cap)
-        cross_entropy = sums.cross_entropy / weight
-        loss = cross_entropy + model.config.z_loss * sums.z / weight
+        z_loss, soft_cap = model.config.z_loss, model.config.logit_soft_cap
+        sums = next_token_loss(hidden, network.head, tokens, loss_weight, z_loss=z_loss, soft_cap=soft_cap)
+        loss = sums.total / weight
         if statistics is not None:
             loss += jnp.sum(statistics.balance_loss) / parts
-        return loss, (Losses(loss, cross_entropy, sums.weight), statistics)
+        return loss, (Losses(loss, sums.cross_entropy / weight, sums.weight), statistics)
 
     gradient, (losses, statistics) = jax.grad(loss_of, has_aux=True)(params)
     return gradient, losses, statistics

@@ -33,14 +33,15 @@ def inputs() -> Inputs:
 
 
 def in_float64(inputs: Inputs, cap: float | None) -> tuple[Array, Array, Array]:
-    """The three sums, and the gradient of the first + 0.1 · the second with respect to hidden and head."""
+    """The sums, and the gradient of the total with respect to hidden and head, where the z-loss weighs 0.1."""
     hidden, head = inputs.hidden[:, :-1].astype(np.float64), inputs.head.astype(np.float64)
     raw = hidden @ head
     logits = raw if cap is None else cap * np.tanh(raw / cap)
     partition = np.log(np.exp(logits).sum(axis=-1))
     target = np.eye(V)[inputs.tokens[:, 1:]]
     weight = inputs.loss_weight[:, :-1].astype(np.float64)
-    sums = [(weight * (partition - (target * logits).sum(axis=-1))).sum(), (weight * partition**2).sum(), weight.sum()]
+    cross_entropy, z = (weight * (partition - (target * logits).sum(axis=-1))).sum(), (weight * partition**2).sum()
+    sums = [cross_entropy + 0.1 * z, cross_entropy, z, weight.sum()]
     share = np.exp(logits - partition[..., None])
     d_logits = weight[..., None] * (share * (1 + 0.2 * partition[..., None]) - target)
     d_raw = d_logits if cap is None else d_logits * (1 - np.tanh(raw / cap) ** 2)
@@ -52,8 +53,9 @@ def ours(cap: float | None, block: int | None) -> Any:
     """The same as a jitted function of inputs."""
 
     def sums_of(hidden: jax.Array, head: jax.Array, rest: Inputs) -> tuple[jax.Array, LossSums]:
-        sums = next_token_loss(hidden, head, jnp.asarray(rest.tokens), jnp.asarray(rest.loss_weight), soft_cap=cap, block_tokens=block)
-        return sums.cross_entropy + 0.1 * sums.z, sums
+        tokens, weight = jnp.asarray(rest.tokens), jnp.asarray(rest.loss_weight)
+        sums = next_token_loss(hidden, head, tokens, weight, z_loss=0.1, soft_cap=cap, block_tokens=block)
+        return sums.total, sums
 
     def value_and_gradient(inputs: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
         gradient, sums = jax.grad(sums_of, argnums=(0, 1), has_aux=True)(inputs.hidden, inputs.head, inputs)
@@ -116,7 +118,7 @@ def test_no_more_logits_exist_than_a_block_has() -> None:
 
     def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
         zeros = jnp.zeros((4, tokens // 4), jnp.int32)
-        return next_token_loss(hidden, head, zeros, zeros.astype(jnp.float32), block_tokens=block).cross_entropy
+        return next_token_loss(hidden, head, zeros, zeros.astype(jnp.float32), block_tokens=block).total
 
     compiled = jax.jit(jax.grad(loss, argnums=(0, 1)), compiler_options=QUICK).lower(hidden, head).compile()
     sizes = [

@@ -74,10 +74,10 @@ def case(request: pytest.FixtureRequest) -> Case:
         network = model.bind(params)
         bias = jnp.asarray(BIAS if config.moe else np.zeros((2, 0), np.float32))
         hidden, _ = network(jnp.asarray(TOKENS), jnp.asarray(SEGMENTS), bias)
-        sums = next_token_loss(
-            hidden, network.head, jnp.asarray(TOKENS), jnp.asarray(LOSS_WEIGHT), soft_cap=config.logit_soft_cap, block_tokens=8
-        )
-        return (sums.cross_entropy + config.z_loss * sums.z) / sums.weight, network.logits(hidden)
+        tokens, weight = jnp.asarray(TOKENS), jnp.asarray(LOSS_WEIGHT)
+        options: dict[str, Any] = {"z_loss": config.z_loss, "soft_cap": config.logit_soft_cap, "block_tokens": 8}
+        sums = next_token_loss(hidden, network.head, tokens, weight, **options)
+        return sums.total / sums.weight, network.logits(hidden)
 
     compiled = jax.jit(jax.value_and_grad(loss_of, has_aux=True), compiler_options={"xla_backend_optimization_level": 0})
     (loss, logits), gradient = compiled(params)
