@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 PORT := 3000
+# Two of the machine's processors run tests at a time, a file on one of them.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev test test-all test-browser drill bench lint format lock clean
+.PHONY: help install demo dev test test-all test-slow test-long test-browser drill bench lint format lock clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s%s\n", $$1, $$2}'
@@ -30,19 +32,25 @@ dev: $(INSTALLED) ## Open the Dagster UI on this project, on http://127.0.0.1:30
 	@$(BIN)/marin dev --port $(PORT)
 
 test: $(INSTALLED) ## Run the default test suite.
-	@$(BIN)/python -m pytest -m "not slow and not browser and not drill"
+	@$(PYTEST) -m "not slow and not browser and not long and not drill"
 
 test-browser: $(INSTALLED) ## Run the tests that drive the web UI in headless Chromium.
 	@$(BIN)/python -m pytest -m browser
 
-test-all: $(INSTALLED) ## Run every test, the slow ones and the browser's included, but for the long drill.
-	@$(BIN)/python -m pytest -m "not drill"
+test-all: $(INSTALLED) ## Run every test, the slow ones and the browser's included, but for what takes many minutes.
+	@$(PYTEST) -m "not long and not drill"
+
+test-slow: $(INSTALLED) ## Run what `make test` leaves out, but for what takes many minutes.
+	@$(PYTEST) -m "(slow or browser) and not long and not drill"
+
+test-long: $(INSTALLED) ## Run the tests that take many minutes: long reference runs of balancers.
+	@$(PYTEST) --timeout 3600 -m long
 
 drill: $(INSTALLED) ## Kill builders and jobs 500 times at random instants, on files and on a fake Google Cloud Storage; prints the counts.
 	@$(BIN)/python -m tests.faults.drill --kills 500 --store both
 
-bench: $(INSTALLED) ## Measure the executor beside Marin's, which is installed into a throwaway environment.
-	@$(BIN)/python -m benchmarks.executor
+bench: $(INSTALLED) ## Measure everything beside its peers, which are installed into throwaway environments: an hour.
+	@for name in executor balance dispatch moe_step; do $(BIN)/python -m benchmarks.$$name || exit; done
 
 lint: $(INSTALLED) ## Check style and types.
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,21 +1,24 @@
 """Our training step at one shape: a process of its own, like each peer of `benchmarks.moe_step`, which runs it.
 
-Prints one JSON object: seconds and CPU seconds of every timed step, the loss, the number of parameters.
+Prints one JSON object: seconds and CPU seconds of every timed step and of its parts, the first and the last loss, the share of
+assignments that were dropped, the number of parameters.
 """
 
 import argparse
 import json
-import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
+from benchmarks.moe_step_routing import make_routing
 from benchmarks.moe_step_shapes import Shape
+from benchmarks.timing import Timing, timed
 from marin_core.data.batch import Batch
 from marin_core.model.config import MoEConfig, TransformerConfig
 from marin_core.train.config import OptimizerConfig, TrainConfig
-from marin_core.train.step import initial_state, make_train_step
+from marin_core.train.step import StepOutput, TrainState, initial_state, make_train_step
 
 
 def train_config(shape: Shape) -> TrainConfig:
@@ -57,31 +60,73 @@ def train_config(shape: Shape) -> TrainConfig:
 
 
 def random_batch(shape: Shape, step: int) -> Batch:
+    """Uniform tokens without padding or ends of documents."""
     size = (shape.batch, shape.sequence)
     tokens = np.random.default_rng(step).integers(0, shape.vocabulary, size).astype(np.int32)
     return Batch(tokens, np.zeros(size, np.int32), np.ones(size, np.float32))
 
 
 def measure(shape: Shape, steps: int, warmup: int) -> dict[str, Any]:
+    """Train for warm-up and timed steps on random tokens; after each timed step of a mixture, its routing alone."""
     config = train_config(shape)
     state, train_step = initial_state(config), make_train_step(config)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    seconds, cpu_seconds, loss = [], [], 0.0
+    parts = routing_parts(config.model, shape.tokens)
+    timings: dict[str, list[Timing]] = {name: [] for name in ("step", *parts)}
+    losses, dropped = [], 0.0
     for step in range(warmup + steps):
         batch = random_batch(shape, step)
-        began, cpu_began = time.perf_counter(), time.process_time()
-        state, output = train_step(state, batch)
-        loss = float(output["loss"])
+
+        def train(state: TrainState = state, batch: Batch = batch) -> tuple[TrainState, float, StepOutput]:
+            state, output = train_step(state, batch)
+            return state, float(output["loss"]), output
+
+        (state, loss, output), timing = timed(train)
+        losses.append(loss)
         if step >= warmup:
-            seconds.append(time.perf_counter() - began)
-            cpu_seconds.append(time.process_time() - cpu_began)
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "loss": loss, "parameters": parameters}
+            timings["step"].append(timing)
+            dropped += dropped_share(output) / steps
+            for name, part in parts.items():
+                timings[name].append(timed(part)[1])
+    measured = {
+        name: {"seconds": [t.seconds for t in each], "cpu_seconds": [t.cpu_seconds for t in each]} for name, each in timings.items()
+    }
+    return {
+        **measured.pop("step"),
+        "parts": measured,
+        "first_loss": losses[0],
+        "loss": losses[-1],
+        "dropped": dropped,
+        "parameters": parameters,
+    }
+
+
+def routing_parts(model: TransformerConfig, tokens: int) -> dict[str, Callable[[], None]]:
+    """Parts of a step by name: router, balancer and the bookkeeping of dispatch; and the same with the rows that are moved."""
+    if model.moe is None:
+        return {}
+    return {
+        "routing": make_routing(model, model.moe, tokens, 1),
+        "routing and rows": make_routing(model, model.moe, tokens, model.expert_dim),
+    }
+
+
+def dropped_share(output: StepOutput) -> float:
+    """Of the assignments of all layers, those beyond an expert's capacity; 0 for a dense model."""
+    if "receiver_dropped" not in output:
+        return 0.0
+    return float(output["receiver_dropped"].sum() / output["valid_assignments"].sum())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", type=json.loads, required=True, help="fields of `benchmarks.moe_step_shapes.Shape` as JSON")
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="timed steps (default 5)")
+    parser.add_argument("--warmup", type=int, default=2, metavar="N", help="steps before them (default 2)")
+    options = parser.parse_args()
+    print(json.dumps(measure(Shape(**options.shape), options.steps, options.warmup)))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", type=json.loads, required=True)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--warmup", type=int, default=2)
-    options = parser.parse_args()
-    print(json.dumps(measure(Shape(**options.shape), options.steps, options.warmup)))
+    main()

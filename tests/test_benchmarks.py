@@ -1,12 +1,17 @@
 """The benchmarks run: small, without peers, and what they write is complete."""
 
 import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import executor
+from benchmarks import executor, moe_step, moe_step_ours
+from benchmarks.moe_step_shapes import SHAPES, Shape
 from benchmarks.peers import PeerError
+from benchmarks.timing import Timing
+from marin_core.model.counts import parameter_count
 
 KEYS = {"measure", "ours", "peer", "peer_name", "unit", "ratio", "reason"}
 
@@ -81,3 +86,83 @@ def test_rounds_of_a_peer_become_medians_of_costs_and_the_best_of_abilities() ->
     assert (cost.peer, cost.ratio) == (4.0, 2.0)
     depth = peer.row("an ability", 1000, "artifacts", lambda found: found["depth"], better="higher")
     assert (depth.peer, depth.ratio) == (200, 5.0)
+
+
+TINY = {"MoE": Shape(32, 2, 2, 64, 32, 4, 2, 2, 16), "dense": Shape(32, 2, 2, 64, 64, 0, 0, 2, 16)}
+
+
+def printed(shape: Shape, **changed: Any) -> dict[str, Any]:
+    """What a peer's process prints of a shape: steps of 1, 2 and 6 s, on two CPUs."""
+    told = {
+        "seconds": [1.0, 6.0, 2.0],
+        "cpu_seconds": [2.0, 12.0, 4.0],
+        "first_loss": math.log(shape.vocabulary),
+        "parameters": shape.parameters,
+    }
+    return told | changed
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_our_model_of_a_shape_has_the_parameters_that_peers_must_have(name: str) -> None:
+    shape = SHAPES[name]
+    selection_biases = shape.layers * shape.experts  # counted, but not trained
+    assert parameter_count(moe_step_ours.train_config(shape).model).total - selection_biases == shape.parameters
+
+
+def test_the_two_shapes_of_the_specification_have_its_parameters_and_the_same_work() -> None:
+    assert (SHAPES["MoE"].parameters, SHAPES["dense"].parameters) == (30_427_392, 8_390_912)
+    assert SHAPES["MoE"].matmul_flops == pytest.approx(SHAPES["dense"].matmul_flops, rel=0.01)
+    assert SHAPES["MoE"].matmul_flops == pytest.approx(84e9, rel=0.1)
+
+
+@pytest.mark.parametrize(("key", "wrong"), [("parameters", 1), ("first_loss", 9.0)])
+def test_a_peer_that_trained_another_model_leaves_a_reason_instead_of_a_speed(
+    key: str, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = TINY["dense"]
+    monkeypatch.setattr(moe_step, "peer_environment", lambda *arguments: Path("python"))
+    monkeypatch.setattr(moe_step, "run_peer", lambda *arguments, **options: printed(shape, **{key: wrong}))
+    measured = moe_step.Measured()
+    moe_step.measure_peer(measured, moe_step.PEERS["transformers"], shape, steps=3)
+    assert not measured.steps
+    assert measured.reason is not None
+    assert str(wrong).removesuffix(".0") in measured.reason
+
+
+def test_a_speed_is_of_the_median_step_and_the_roof_of_what_the_products_would_take() -> None:
+    shape = TINY["MoE"]
+    ours, peer, absent = moe_step.Measured(), moe_step.Measured(), moe_step.Measured(reason="no route to host")
+    ours.add(printed(shape), shape)
+    peer.add(printed(shape, seconds=[4.0, 4.0, 4.0], cpu_seconds=[4.0, 4.0, 4.0]), shape)
+    roof = moe_step.Peak(per_second=[float(shape.matmul_flops)], per_cpu_second=[float(shape.matmul_flops)])
+    rows = moe_step.speed_rows("MoE", shape, ours, {"a peer": peer, "another": absent}, {"JAX": roof})
+    found = {(row.measure, row.peer_name): row for row in rows}
+    assert found["MoE: speed", "a peer"].ours == shape.tokens / 2
+    assert found["MoE: speed", "a peer"].ratio == 2
+    assert found["MoE: speed by CPU", "a peer"].ratio == 1
+    assert found["MoE: speed", "another"].reason == "no route to host"
+    # The products of a step take a second at the peak and our median step two: half of the peak.
+    assert found["MoE: speed", "roof, by JAX's product"].ratio == 0.5
+    assert found["MoE: speed by CPU", "roof, by JAX's product"].ratio == 0.25
+
+
+def test_the_share_of_routing_is_its_cpu_time_over_the_steps() -> None:
+    ours = moe_step.Measured(steps=[Timing(1.0, 2.0)], dropped=[0.03])
+    ours.parts = {"routing": [Timing(0.5, 0.1)], "routing and rows": [Timing(0.5, 0.3)]}
+    alone, with_rows, dropped = moe_step.routing_rows("MoE", ours)
+    assert [alone.ours, with_rows.ours, dropped.ours] == pytest.approx([5, 15, 3])
+    assert alone.ratio == pytest.approx(2)  # half of the goal's 10 %
+
+
+@pytest.mark.slow
+def test_the_training_step_is_measured_without_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe_step, "SHAPES", TINY)
+    file = tmp_path / "moe_step.json"
+    moe_step.main(["--json", str(file), "--rounds", "1", "--steps", "2", "--peers"])
+    rows = json.loads(file.read_text())["rows"]
+    assert all(row.keys() == KEYS and row["ours"] > 0 for row in rows if "dropped" not in row["measure"])
+    assert {row["peer_name"] for row in rows if row["reason"] == "not asked for (--peers)"} == {
+        peer.name for peer in moe_step.PEERS.values()
+    }
+    measures = [row["measure"] for row in rows]
+    assert {"MoE: speed", "dense: speed by CPU", "MoE: router, balancer and bookkeeping, CPU", "MoE: assignments dropped"} <= set(measures)

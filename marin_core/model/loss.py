@@ -38,6 +38,7 @@ class _Options(NamedTuple):
     z_loss: float
     soft_cap: float | None
     block: int
+    head_is_spread: bool
 
 
 def next_token_loss(
@@ -52,8 +53,8 @@ def next_token_loss(
 ) -> LossSums:
     """Score the prediction of tokens[:, s + 1] at position s.
 
-    On a mesh every device sums over its own tokens with the whole head, which is gathered once; its gradient is reduced once, behind
-    the last block. Left to XLA, the sum over devices would happen in every block.
+    On a mesh every device sums over its own tokens with the whole head, which is gathered once, in the type of activations; its gradient
+    is reduced once, in float32, behind the last block. Left to XLA, the sum over devices would happen in every block.
 
     Args:
         hidden: [B, S, D].
@@ -65,12 +66,10 @@ def next_token_loss(
         block_tokens: tokens of a device whose logits exist at once; None: from `BLOCK_ELEMENTS`.
     """
     width, vocabulary = head.shape
-    options = _Options(z_loss, soft_cap, block_tokens or max(BLOCK_ELEMENTS // vocabulary, width // 4, 1))
-    head_is_spread = vocabulary % mesh_size(EXPERT) == 0
+    head_is_spread = mesh_size(EXPERT) > 1 and vocabulary % mesh_size(EXPERT) == 0
+    options = _Options(z_loss, soft_cap, block_tokens or max(BLOCK_ELEMENTS // vocabulary, width // 4, 1), head_is_spread)
 
     def here(hidden: jax.Array, head: jax.Array, tokens: jax.Array, loss_weight: jax.Array) -> LossSums:
-        if head_is_spread and mesh_size(EXPERT) > 1:
-            head = jax.lax.all_gather(head, EXPERT, axis=1, tiled=True)
         targets = jnp.roll(tokens, -1, axis=1).reshape(-1)
         weight = loss_weight.at[:, -1].set(0.0).reshape(-1)
         sums: LossSums = _sums(hidden.reshape(-1, width), head, targets, weight, options)
@@ -83,7 +82,8 @@ def next_token_loss(
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _sums(rows: jax.Array, head: jax.Array, targets: jax.Array, weight: jax.Array, options: _Options) -> LossSums:
-    """Sums over rows [T, D], targets int32 [T], weight float32 [T]."""
+    """Sums over rows [T, D], targets int32 [T], weight float32 [T]; the head is this device's part of the vocabulary where it is spread."""
+    head = _whole(head, rows, options)
 
     def body(sums: LossSums, block: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[LossSums, None]:
         return jax.tree.map(jnp.add, sums, _block(*block, head, options)[0]), None
@@ -95,17 +95,21 @@ def _sums(rows: jax.Array, head: jax.Array, targets: jax.Array, weight: jax.Arra
 def _sums_forward(
     rows: jax.Array, head: jax.Array, targets: jax.Array, weight: jax.Array, options: _Options
 ) -> tuple[LossSums, tuple[jax.Array, jax.Array]]:
+    whole = _whole(head, rows, options)
+
     def body(
         carry: tuple[LossSums, jax.Array], block: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[tuple[LossSums, jax.Array], jax.Array]:
         sums, d_head = carry
-        found, d_logits = _block(*block, head, options)
+        found, d_logits = _block(*block, whole, options)
         d_head += jnp.einsum("td,tv->dv", block[0], d_logits, preferred_element_type=jnp.float32)
-        d_rows = jnp.einsum("tv,dv->td", d_logits, head.astype(rows.dtype))
+        d_rows = jnp.einsum("tv,dv->td", d_logits, whole)
         return (jax.tree.map(jnp.add, sums, found), d_head), d_rows
 
-    start = (_nothing(), jnp.zeros(head.shape, jnp.float32))
+    start = (_nothing(), jnp.zeros(whole.shape, jnp.float32))
     (sums, d_head), d_rows = jax.lax.scan(body, start, _blocks(rows, targets, weight, options.block))
+    if options.head_is_spread:  # before it is scaled: the total is summed over devices, so its gradient is the same on all
+        d_head = jax.lax.psum_scatter(d_head, EXPERT, scatter_dimension=1, tiled=True)
     return sums, (d_rows.reshape(-1, rows.shape[1])[: rows.shape[0]], d_head)
 
 
@@ -115,6 +119,12 @@ def _sums_backward(options: _Options, found: tuple[jax.Array, jax.Array], d_sums
 
 
 _sums.defvjp(_sums_forward, _sums_backward)
+
+
+def _whole(head: jax.Array, rows: jax.Array, options: _Options) -> jax.Array:
+    """The head [D, V] of all devices in the type of rows."""
+    head = head.astype(rows.dtype)
+    return jax.lax.all_gather(head, EXPERT, axis=1, tiled=True) if options.head_is_spread else head
 
 
 def _nothing() -> LossSums:

@@ -96,20 +96,19 @@ def test_the_synthetic_world_gives_the_documented_spread() -> None:
     check_ours(EARLY, 64)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("experts", [64, 384])
 def test_the_reference_gives_the_printed_figures(experts: int) -> None:
     check_reference(MIDDLE, experts)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.long
 @pytest.mark.parametrize("experts", [64, 384])
 def test_the_reference_gives_the_printed_figures_of_the_integrator(experts: int) -> None:
     check_reference(LONG, experts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("experts", [64, 384])
 def test_the_balancers_give_the_documented_spread(experts: int) -> None:
     check_ours(tuple(figure for figure in MIDDLE if figure.method in OURS), experts)
@@ -171,7 +170,7 @@ def observe_and_solve(config: Any, scores: Array, devices: int) -> tuple[Any, Ar
     ("experts", "histogram_error", "local_error", "printed"),
     [
         (64, 0.0012, 0.477, (".0753", ".0752", ".160")),
-        pytest.param(384, 0.0013, 1.100, (".0810", ".0810", ".412"), marks=pytest.mark.slow),
+        pytest.param(384, 0.0013, 1.100, (".0810", ".0810", ".412"), marks=pytest.mark.long),
     ],
 )
 def test_devices_with_topics_of_their_own_solve_as_one(

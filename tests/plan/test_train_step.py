@@ -52,6 +52,7 @@ def test_gradients_of_parameters_are_summed_over_racks(planned: tuple[PlanReport
     report, _ = planned
     gradients = [row for row in report.traffic if row.purpose == "gradient" and "rack" in row.axes]
     near = report.mesh.devices_per_rack
+    assert not any(row.in_loop for row in gradients), "gradients cross racks once, behind the last micro-batch (M2)"
     assert sum(row.operand_bytes for row in gradients) >= 4 * report.model.parameters / near * 0.9
     assert any(row.purpose == "statistics" and "rack" in row.axes for row in report.traffic)
 
