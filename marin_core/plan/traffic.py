@@ -18,6 +18,9 @@ SUMS = ("all-reduce", "reduce-scatter")
 EXPERT_KINDS = ("all-to-all", "ragged-all-to-all", "collective-permute", "collective-broadcast")
 """Kinds that carry rows of tokens to experts; none of them may leave its rack."""
 
+GRADIENT_SCOPE = "gradient"
+"""Name of the scope in which `marin_core.train.step` sums gradients over racks."""
+
 Purpose = Literal["gradient", "statistics", "sum", "gather", "rows"]
 
 
@@ -79,9 +82,8 @@ def purpose(collective: Collective) -> Purpose:
     """What a collective is for.
 
     Returns:
-        "rows" for kinds that carry tokens to experts, "gather" for gathers. Of sums: "gradient" of floats in the backward pass, or written
-        out as a `psum` behind all loops, which over racks are the gradients of parameters; "statistics" of integers, and of few bytes;
-        "sum" of whatever else.
+        "rows" for kinds that carry tokens to experts, "gather" for gathers. Of sums: "gradient" of floats in the backward pass, or in the
+        scope in which a step sums its gradients over racks; "statistics" of integers, and of few bytes; "sum" of whatever else.
     """
     if collective.kind in EXPERT_KINDS:
         return "rows"
@@ -89,8 +91,7 @@ def purpose(collective: Collective) -> Purpose:
         return "gather"
     if not any(name.startswith(("f", "bf")) for name in collective.element_types):
         return "statistics"
-    written_out = "/psum" in collective.source and not collective.in_loop
-    if "transpose(" in collective.source or written_out:  # JAX's name of a backward pass
+    if "transpose(" in collective.source or f"{GRADIENT_SCOPE}/psum" in collective.source:  # JAX's name of a backward pass, and ours
         return "gradient"
     return "statistics" if collective.operand_bytes <= SMALL_BYTES else "sum"
 
