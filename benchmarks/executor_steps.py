@@ -6,10 +6,11 @@ what a control run takes, whose bodies do nothing but yield the very results tha
 
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -150,9 +151,23 @@ def laboratory(wanted: Sequence[ArtifactStep], storage: str = "LabStorage") -> I
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """A run worker writes its log lines somewhere, but not over the benchmark's table."""
-    with Path("/dev/null").open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    """A run worker writes its log lines somewhere, but not over the benchmark's table.
+
+    The descriptors are redirected, not `sys.stderr`: Dagster closes all log handlers when it sets up its own, and absl's would close a
+    `sys.stderr` that it no longer recognises.
+    """
+    kept, nowhere = {number: os.dup(number) for number in (1, 2)}, os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in kept:
+            os.dup2(nowhere, number)
         yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, was in kept.items():
+            os.dup2(was, number)
+            os.close(was)
+        os.close(nowhere)
 
 
 # Taking a step apart ------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from benchmarks.moe_step_shapes import SHAPES, Shape
 from benchmarks.peers import PeerError, peer_environment, run_peer
 from benchmarks.report import Machine, Row, installed_versions, parser, publish
 from benchmarks.timing import Timing, median
+from marin_assets.launch.local import ALLOCATOR
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_ours(shape: Shape, steps: int, compiled: str) -> Mapping[str, Any]:
     """One process of ours; `compiled` keeps its programs for the next round."""
     arguments = ["--shape", json.dumps(shape.as_dict()), "--steps", str(steps)]
-    return _run_module(moe_step_ours.__name__, arguments, {"JAX_COMPILATION_CACHE_DIR": compiled})
+    return _run_module(moe_step_ours.__name__, arguments, {"JAX_COMPILATION_CACHE_DIR": compiled, **ALLOCATOR})
 
 
 def measure_peer(measured: Measured, peer: Peer, shape: Shape, steps: int) -> None:

@@ -45,6 +45,7 @@ def train_config(shape: Shape) -> TrainConfig:
         short_conv_kernel=0,
         gated_norm_rank=0,
         embedding_norm=False,
+        recompute_blocks=False,
         z_loss=0.0,
         feed_forward_width=None if moe else shape.width,
         moe=moe,

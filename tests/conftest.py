@@ -2,6 +2,9 @@
 
 import os
 import signal
+import sys
+
+import absl.logging
 
 os.environ.pop("DAGSTER_HOME", None)
 os.environ.pop("WANDB_API_KEY", None)
@@ -12,3 +15,5 @@ os.environ["DO_NOT_TRACK"] = "1"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # A shell ignores interrupts for what it runs in the background, and so would everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Dagster closes all log handlers when it sets up its own, and absl's then closes a stream that isn't `sys.stderr` any more: pytest's.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__

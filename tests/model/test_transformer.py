@@ -141,7 +141,7 @@ FEATURES: list[dict[str, Any]] = [
     {"compute_dtype": "bfloat16"},
 ]
 SHAPE_FIELDS = {"vocab_size", "d_model", "layers", "heads", "head_dim", "local_kv_heads", "global_kv_heads", "window", "feed_forward_width"}
-OTHER_FIELDS = {"moe", "norm_eps", "qk_norm_eps", "attention_block", "init_scale", "z_loss", "max_sequence_length"}
+OTHER_FIELDS = {"moe", "norm_eps", "qk_norm_eps", "attention_block", "recompute_blocks", "init_scale", "z_loss", "max_sequence_length"}
 """The mixture, whose own fields test_reference.py varies, as it does the constants; and what changes no logits: the same attention in
 parts, how parameters start, the loss, a limit."""
 
