@@ -29,6 +29,7 @@ def tiny_plan(**changes: object) -> ArtifactStep:
     return plan("plans/tiny", "v1", TINY, **(values | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_plan_is_materialized_with_its_report_plots_and_checks(lab: LabUnderTest) -> None:
     step = tiny_plan(price_per_device_hour=2.0)
     result = lab.materialize(step)

@@ -14,6 +14,8 @@ from tests.plan.test_traffic import hero
 
 GIB = 2**30
 
+pytestmark = pytest.mark.slow
+
 
 def tiny(**changes: object) -> PlanConfig:
     model = moe_tiny(vocab_size=64, layers=2, d_model=32, heads=2, head_dim=8, gated_norm_rank=4)
@@ -64,7 +66,6 @@ def test_memory_holds_parameters_and_two_moments(planned: tuple[PlanReport, list
     assert report.memory.aliased_bytes > 0.9 * report.memory.argument_bytes  # the step takes over the memory of its state
 
 
-@pytest.mark.slow
 def test_ragged_is_planned_with_a_stand_in() -> None:
     config = tiny()
     moe = config.train.model.moe
@@ -75,7 +76,6 @@ def test_ragged_is_planned_with_a_stand_in() -> None:
     assert any("`ragged`" in caveat for caveat in report.caveats)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_large_model_stays_under_180_gib_and_keeps_its_promises() -> None:
     """All 48 layers on 704 devices, 11,264 sequences of 4,096 tokens."""
