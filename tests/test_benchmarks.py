@@ -154,7 +154,7 @@ def test_the_share_of_routing_is_its_cpu_time_over_the_steps() -> None:
     assert alone.ratio == pytest.approx(2)  # half of the goal's 10 %
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_training_step_is_measured_without_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_step, "SHAPES", TINY)
     file = tmp_path / "moe_step.json"

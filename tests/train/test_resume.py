@@ -41,7 +41,7 @@ def test_a_killed_run_continues_bit_for_bit(finished: tuple[Path, TrainResult], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [3, 9])
+@pytest.mark.parametrize("rows", [3, pytest.param(9, marks=pytest.mark.long)])
 def test_a_run_killed_again_and_again_continues_bit_for_bit(finished: tuple[Path, TrainResult], tmp_path: Path, rows: int) -> None:
     run_dir, result = finished
     killed = tmp_path / "run"
