@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from marin_core.config import OPERATIONAL, Config
+from marin_core.config import Config
 
 
 class QuantileHistogramConfig(Config):
@@ -160,12 +160,10 @@ class TransformerConfig(Config):
         default=None,
         ge=1,
         description="Queries whose scores exist at once, recomputed in the backward pass; None = all of a sequence.",
-        json_schema_extra=OPERATIONAL,
     )
     recompute_blocks: bool = Field(
         default=True,
         description="Keep only what enters a block and compute its insides again in the backward pass; off needs more memory.",
-        json_schema_extra=OPERATIONAL,
     )
     short_conv_kernel: int = Field(default=4, ge=0, description="Taps of the causal depthwise convolutions; 0 = none.")
     gated_norm_rank: int = Field(default=128, ge=0, description="Rank of the gate that follows each full-width norm; 0 = none.")
