@@ -49,7 +49,7 @@ test-long: $(INSTALLED) ## Run the tests that take many minutes: long reference 
 drill: $(INSTALLED) ## Kill builders and jobs 500 times at random instants, on files and on a fake Google Cloud Storage; prints the counts.
 	@$(BIN)/python -m tests.faults.drill --kills 500 --store both
 
-bench: $(INSTALLED) ## Measure everything beside its peers, which are installed into throwaway environments: an hour.
+bench: $(INSTALLED) ## Measure everything beside its peers, which are installed into throwaway environments.
 	@for name in executor balance dispatch moe_step; do $(BIN)/python -m benchmarks.$$name || exit; done
 
 lint: $(INSTALLED) ## Check style and types.

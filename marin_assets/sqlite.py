@@ -30,6 +30,7 @@ class LabStorage(DagsterSqliteStorage):
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         super().__init__(base_dir, inst_data)
+        # Dagster's constructor names its own class; that one holds nothing open.
         self._event_log_storage = LabEventLogStorage(self._event_log_storage._base_dir)
 
     @classmethod
