@@ -2,9 +2,11 @@
 
 import math
 import re
-from typing import Annotated, Literal
+from fractions import Fraction
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from marin_core.config import OPERATIONAL, Config
 
@@ -211,25 +213,121 @@ class TokenizeConfig(Config):
         return self
 
 
+PLAIN_FRACTION = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30}|/0*[1-9][0-9]{0,29})?")
+
+
+def phase_start(value: Any) -> str | int:
+    """One way to write where a phase begins: a step, or a share of the run as the shortest decimal (`0.8`) or else a fraction (`2/3`).
+
+    Raises:
+        ValueError: a float, which is no exact share, or anything outside [0, 1).
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str | Fraction):
+        raise ValueError(
+            f"{value!r} is neither a step nor an exact share of the run; write a number of steps, or text such as '0.8' or '2/3'"
+        )
+    if isinstance(value, int) and value:
+        if value < 0:
+            raise ValueError(f"{value} is no step")
+        return value
+    text = str(value)
+    if not PLAIN_FRACTION.fullmatch(text):
+        raise ValueError(f"{text!r} is no share of a run; write it as '0.8' or '2/3'")
+    share = Fraction(text)
+    if share >= 1:
+        raise ValueError(f"{text!r} is behind the run; a share lies from 0 up to, but not at, 1")
+    return _shortest(share)
+
+
+def _shortest(share: Fraction) -> str:
+    """A share in [0, 1) as a decimal where one is exact."""
+    odd, places = share.denominator, 0
+    for prime in (2, 5):
+        count = 0
+        while odd % prime == 0:
+            odd, count = odd // prime, count + 1
+        places = max(places, count)
+    if odd > 1:
+        return str(share)
+    return f"0.{int(share * 10**places):0{places}d}" if places else "0"
+
+
+def _usable_weights(weights: dict[str, float]) -> dict[str, float]:
+    for name, weight in weights.items():
+        if not COMPONENT_NAME.fullmatch(name):
+            raise ValueError(f"component name {name!r} must match {COMPONENT_NAME.pattern}")
+        if math.isnan(weight) or math.isinf(weight) or weight < 0:
+            raise ValueError(f"weight of {name!r} is {weight!r}; it must be finite and not negative")
+    if sum(weights.values()) == 0:
+        raise ValueError(f"all weights are zero ({', '.join(sorted(weights))}); at least one must be positive")
+    return weights
+
+
+PhaseStart = Annotated[str | int, BeforeValidator(phase_start)]
+Weights = Annotated[dict[str, float], Field(min_length=1), AfterValidator(_usable_weights)]
+Stop = Literal["restart", "first_exhausted", "all_exhausted"]
+Pack = Literal["stream", "documents"]
+
+SIMPLEX_TOLERANCE = 1e-9
+"""By how much the weights of a phase may miss a sum of 1 (`spec/training.md` §5.2)."""
+
+
+class PhaseConfig(Config):
+    """Weights that hold from one step of a run on; a component without one has weight 0."""
+
+    start: PhaseStart
+    """A step (an integer), or an exact share of the run (`0.8`), which is rounded down to a step that begins a mixture block. It applies
+    once so many updates are complete."""
+    weights: Weights
+
+
 class MixtureConfig(Config):
     """Which components a model sees, in which proportions and in which order."""
 
-    weights: dict[str, float] = Field(min_length=1)
+    weights: Weights
+    """From the first step on. Without later phases any scale will do."""
+    phases: tuple[PhaseConfig, ...] = ()
+    """Later phases, in the order of their starts; with them all weights, the first ones too, sum to 1 in each phase."""
     sequence_length: int = Field(ge=2, le=2**24)
     seed: int = Field(default=0, ge=0, lt=2**63)
     window_blocks: int = Field(default=8, ge=1, le=4_096)
     """io-blocks of 256 sequences that are shuffled together."""
     block_sequences: int = Field(default=2_048, ge=1, le=2**20)
-    """Sequences of one mixture block; proportions are exact over blocks (Delphi's large runs use 49,152)."""
+    """Sequences of one mixture block; proportions are exact over blocks (Delphi's large runs use 49,152). Phases begin with a block."""
+    stop: Stop = "restart"
+    """What happens when a component has been read: it begins anew in another order, or the data ends before any component repeats, or
+    once each was read whole."""
+    max_epochs: float = Field(default=8.0, gt=0)
+    """A run that would read a component more often is refused when it is planned."""
+    target_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of the full run that this one stands for: each component is cut to the share of itself that this run is of that one, so that
+    its epochs are those of the full run. None = components are whole."""
+    mask_bos_target: bool = False
+    """Leave the prediction of BOS out of the loss."""
+    pack: Pack = "stream"
+    """Sequences are cut from the stream of all documents, or whole documents are laid together into each and the rest is padding."""
 
-    @field_validator("weights")
-    @classmethod
-    def _usable(cls, weights: dict[str, float]) -> dict[str, float]:
-        for name, weight in weights.items():
-            if not COMPONENT_NAME.fullmatch(name):
-                raise ValueError(f"component name {name!r} must match {COMPONENT_NAME.pattern}")
-            if math.isnan(weight) or math.isinf(weight) or weight < 0:
-                raise ValueError(f"weight of {name!r} is {weight!r}; it must be finite and not negative")
-        if sum(weights.values()) == 0:
-            raise ValueError(f"all weights are zero ({', '.join(sorted(weights))}); at least one must be positive")
-        return weights
+    @property
+    def all_phases(self) -> tuple[PhaseConfig, ...]:
+        """All phases, the first of which begins at 0."""
+        return (PhaseConfig(start="0", weights=self.weights), *self.phases)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Components of all phases, in name order."""
+        return tuple(sorted({name for phase in self.all_phases for name in phase.weights}))
+
+    @model_validator(mode="after")
+    def _phases_follow_each_other(self) -> "MixtureConfig":
+        for phase in self.all_phases if self.phases else ():
+            total = math.fsum(phase.weights.values())
+            if abs(total - 1) > SIMPLEX_TOLERANCE:
+                raise ValueError(
+                    f"weights of the phase from {phase.start} on sum to {total!r}; in a mixture of several phases they sum to 1"
+                )
+        shares = [Fraction(phase.start) for phase in self.phases if isinstance(phase.start, str)]
+        steps = [Fraction(phase.start) for phase in self.phases if isinstance(phase.start, int)]
+        if 0 in shares or any(a >= b for starts in (shares, steps) for a, b in pairwise(starts)):
+            starts = ", ".join(str(phase.start) for phase in self.phases)
+            raise ValueError(f"phases begin at {starts}; each must begin after the one before it, and the first of them after 0")
+        return self

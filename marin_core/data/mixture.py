@@ -4,52 +4,69 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from marin_core.artifact.canonical import canonical_json
 from marin_core.config import Config
 from marin_core.data.cache import LedgerPart, ledger_of
-from marin_core.data.config import MixtureConfig
+from marin_core.data.config import MixtureConfig, Pack, PhaseConfig, Stop
 from marin_core.data.files import write_json
+from marin_core.data.packing import PackingInfo, pack
 from marin_core.data.part import PartInfo, PartPolicy, PartTokenizer, read_info, same_tokens
 from marin_core.data.permutation import UNIT, integer_weights
 from marin_core.errors import ConfigError, DataError
 from marin_core.report import Check, Report, Reporter, Scalar
 
 MIXTURE_FILE = "mixture.json"
-MIXTURE_SCHEMA = "mixture/1"
+MIXTURE_SCHEMA = "mixture/2"
 PLOT_FILE = "composition.png"
+PACKING_FOLDER = "packing"
 
 
 class Component(Config):
     """One component of a mixture.
 
     Attributes:
-        weight: as configured.
-        integer_weight: its share of 2^40; all of them sum to 2^40.
-        sequences: whole sequences in one epoch; the last tokens, fewer than a sequence, are not used.
+        sequences: in one epoch; of a stream whole ones: its last tokens, fewer than a sequence, are not used.
         parts: the ledger, in the order of the logical stream.
+        packing: of documents into sequences; None where they are cut from the stream.
     """
 
-    weight: float
-    integer_weight: int = Field(ge=0)
     tokens: int = Field(ge=0)
     documents: int = Field(ge=0)
     bytes: int = Field(ge=0)
     sequences: int = Field(ge=0)
     licenses: tuple[str, ...]
     parts: tuple[LedgerPart, ...] = Field(min_length=1)
+    packing: PackingInfo | None = None
+
+
+class Phase(PhaseConfig):
+    """Weights that hold from one step of a run on, for every component.
+
+    Attributes:
+        weights: as configured.
+        integer_weights: shares of 2^40, which sum to 2^40.
+    """
+
+    integer_weights: dict[str, Annotated[int, Field(ge=0)]] = Field(min_length=1)
 
 
 class Mixture(Config):
-    """Content of `mixture.json`; components in name order."""
+    """Content of `mixture.json`; components in name order, phases in that of their starts, the first from 0."""
 
     sequence_length: int = Field(ge=2)
     seed: int = Field(ge=0)
     window_blocks: int = Field(ge=1)
     block_sequences: int = Field(ge=1)
+    stop: Stop
+    max_epochs: float = Field(gt=0)
+    target_tokens: int | None
+    mask_bos_target: bool
+    pack: Pack
+    phases: tuple[Phase, ...] = Field(min_length=1)
     tokenizer: PartTokenizer
     bos_id: int
     eos_id: int
@@ -57,12 +74,21 @@ class Mixture(Config):
     policy: PartPolicy
     components: dict[str, Component] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _phases_weigh_all_components(self) -> Self:
+        for phase in self.phases:
+            if phase.integer_weights.keys() != self.components.keys() or sum(phase.integer_weights.values()) != UNIT:
+                raise ValueError(f"integer_weights of the phase from {phase.start} on must be of all components and sum to 2^40")
+        if self.phases[0].start != "0":
+            raise ValueError(f"phases begin at {self.phases[0].start}, not with the run")
+        return self
+
 
 def make_mixture(config: MixtureConfig, components: Mapping[str, Sequence[Path]], output: Path, reporter: Reporter) -> Report:
     """Write `mixture.json` and a picture of the composition.
 
     Args:
-        components: name → folders of the parts of its token cache, in stream order; the names of `config.weights`.
+        components: name → folders of the parts of its token cache, in stream order; the names in the weights of all phases.
 
     Raises:
         ConfigError: if names and weights don't match, tokenizers or policies are mixed, a component may not be used for training, is
@@ -74,22 +100,26 @@ def make_mixture(config: MixtureConfig, components: Mapping[str, Sequence[Path]]
     same_tokens({f"{name}/{info.part}": info for name, parts in infos.items() for info in parts})
     for name, parts in infos.items():
         _refuse_unusable(config, name, parts)
-    mixture = _mixture(config, infos)
     output.mkdir(parents=True, exist_ok=True)
+    packings = _packings(config, components, output) if config.pack == "documents" else {}
+    mixture = _mixture(config, infos, packings)
     content = {"schema": MIXTURE_SCHEMA} | mixture.model_dump(mode="json")
     write_json(output / MIXTURE_FILE, content)
-    rows = [_row(config, name, component) for name, component in mixture.components.items()]
-    _plot(rows, output / PLOT_FILE)
-    reporter.log(f"mixture of {len(rows)} components")
+    components_table = [_component_row(mixture, name) for name in mixture.components]
+    phases_table = _phase_rows(mixture)
+    _plot(mixture, output / PLOT_FILE)
+    reporter.log(f"mixture of {len(infos)} components in {len(mixture.phases)} phases")
     tokens = sum(component.tokens for component in mixture.components.values())
-    metrics: dict[str, Scalar] = {"components": len(rows), "tokens": tokens, "tokenizer_digest": mixture.tokenizer.digest}
-    metrics |= {f"share/{row['component']}": row["share"] for row in rows}
-    total = sum(component.integer_weight for component in mixture.components.values())
+    metrics: dict[str, Scalar] = {"components": len(infos), "tokens": tokens, "tokenizer_digest": mixture.tokenizer.digest}
+    for row in phases_table:
+        prefix = f"share_phase_{row['phase']}" if row["phase"] else "share"
+        metrics[f"{prefix}/{row['component']}"] = row["share"]
+    totals = {str(phase.start): sum(phase.integer_weights.values()) for phase in mixture.phases}
     return Report(
         metrics=metrics,
-        tables={"components": rows},
+        tables={"components": components_table} | ({"phases": phases_table} if len(mixture.phases) > 1 else {}),
         plots={"composition": output / PLOT_FILE},
-        checks=[Check("weights_sum_to_one", total == UNIT, "integer weights sum to 2^40", {"sum": total})],
+        checks=[Check("weights_sum_to_one", set(totals.values()) == {UNIT}, "integer weights of each phase sum to 2^40", totals)],
         content_digest=hashlib.sha256(canonical_json(content)).hexdigest(),
     )
 
@@ -108,14 +138,16 @@ def read_mixture(folder: Path) -> Mixture:
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise DataError(f"{str(path)!r} is not a readable mixture ({error})", advice="Make the mixture again.") from error
     if schema != MIXTURE_SCHEMA:
-        raise ConfigError(f"mixture has schema {schema!r}, this reader knows {MIXTURE_SCHEMA!r}", advice="Make the mixture again.")
+        raise ConfigError(
+            f"mixture has schema {schema!r}, this reader knows {MIXTURE_SCHEMA!r}", advice="Make the mixture again, under a new version."
+        )
     content["components"] = dict(sorted(content["components"].items()))
     return Mixture.from_json(content)
 
 
 def _same_names(config: MixtureConfig, components: Mapping[str, Sequence[Path]]) -> None:
-    for name in sorted(config.weights.keys() ^ components.keys()):
-        missing = "has no tokenized component" if name in config.weights else "has no weight"
+    for name in sorted(set(config.names) ^ components.keys()):
+        missing = "has no tokenized component" if name in config.names else "has no weight"
         raise ConfigError(
             f"field 'weights': {name!r} {missing}",
             advice=f"Weights and components must have the same names; components are {', '.join(sorted(components)) or 'none'}.",
@@ -133,35 +165,48 @@ def _refuse_unusable(config: MixtureConfig, name: str, parts: Sequence[PartInfo]
                 f"component {name!r}, part {info.part!r} is a held-out split",
                 advice="Mix parts of split 'train' or 'all'; keep this for evaluation.",
             )
-    tokens = sum(info.tokens for info in parts)
-    if tokens < config.sequence_length and (config.weights[name] > 0 or not parts):
+    tokens, fewest = sum(info.tokens for info in parts), config.sequence_length if config.pack == "stream" else 1
+    if tokens < fewest and (any(phase.weights.get(name) for phase in config.all_phases) or not parts):
         raise ConfigError(
             f"component {name!r} has {tokens} tokens, fewer than one sequence of {config.sequence_length}",
             advice=f"Set sequence_length to at most {max(2, tokens)}, or leave the component out.",
         )
 
 
-def _mixture(config: MixtureConfig, infos: Mapping[str, Sequence[PartInfo]]) -> Mixture:
+def _packings(config: MixtureConfig, components: Mapping[str, Sequence[Path]], output: Path) -> dict[str, PackingInfo]:
+    infos = {}
+    for name in config.names:
+        packing = pack(components[name], config.sequence_length, name, config.seed)
+        packing.write(output / PACKING_FOLDER, name)
+        infos[name] = packing.info()
+    return infos
+
+
+def _mixture(config: MixtureConfig, infos: Mapping[str, Sequence[PartInfo]], packings: Mapping[str, PackingInfo]) -> Mixture:
     first = next(iter(infos.values()))[0]
-    integers = dict(zip(infos, integer_weights([config.weights[name] for name in infos]), strict=True))
     components = {}
     for name, parts in infos.items():
         tokens = sum(info.tokens for info in parts)
         components[name] = Component(
-            weight=config.weights[name],
-            integer_weight=integers[name],
             tokens=tokens,
             documents=sum(info.documents for info in parts),
             bytes=sum(info.bytes for info in parts),
-            sequences=tokens // config.sequence_length,
+            sequences=packings[name].rows if name in packings else tokens // config.sequence_length,
             licenses=tuple(sorted({license for info in parts for license in info.licenses})),
             parts=tuple(ledger_of(info) for info in parts),
+            packing=packings.get(name),
         )
     return Mixture(
         sequence_length=config.sequence_length,
         seed=config.seed,
         window_blocks=config.window_blocks,
         block_sequences=config.block_sequences,
+        stop=config.stop,
+        max_epochs=config.max_epochs,
+        target_tokens=config.target_tokens,
+        mask_bos_target=config.mask_bos_target,
+        pack=config.pack,
+        phases=tuple(_phase(phase, list(infos)) for phase in config.all_phases),
         tokenizer=first.tokenizer,
         bos_id=first.bos_id,
         eos_id=first.eos_id,
@@ -171,39 +216,61 @@ def _mixture(config: MixtureConfig, infos: Mapping[str, Sequence[PartInfo]]) -> 
     )
 
 
-def _row(config: MixtureConfig, name: str, component: Component) -> dict[str, Scalar]:
-    """A row of the table for people; `first_epoch_tokens` is how far training goes before this component repeats (−1 = never used)."""
-    share = component.integer_weight / UNIT
-    used = component.sequences * config.sequence_length
-    return {
+def _phase(phase: PhaseConfig, names: Sequence[str]) -> Phase:
+    weights = {name: phase.weights.get(name, 0.0) for name in names}
+    return Phase(start=phase.start, weights=weights, integer_weights=dict(zip(names, integer_weights(list(weights.values())), strict=True)))
+
+
+def _component_row(mixture: Mixture, name: str) -> dict[str, Scalar]:
+    """A row of the table for people; `share` is that of the first phase. `first_epoch_tokens` is how far training goes before this
+    component repeats (−1 = never used); with several phases that depends on the run."""
+    component, integer = mixture.components[name], mixture.phases[0].integer_weights[name]
+    row: dict[str, Scalar] = {
         "component": name,
-        "share": round(share, 6),
+        "share": round(integer / UNIT, 6),
         "tokens": component.tokens,
         "documents": component.documents,
         "bytes": component.bytes,
         "sequences": component.sequences,
         "bytes_per_token": round(component.bytes / max(1, component.tokens), 4),
-        "first_epoch_tokens": used * UNIT // component.integer_weight if component.integer_weight else -1,
-        "licenses": ", ".join(component.licenses),
     }
+    if component.packing is not None:
+        row["padding_share"] = round(1 - component.tokens / max(1, component.sequences * mixture.sequence_length), 6)
+    if len(mixture.phases) == 1:
+        row["first_epoch_tokens"] = component.sequences * mixture.sequence_length * UNIT // integer if integer else -1
+    return row | {"licenses": ", ".join(component.licenses)}
 
 
-def _plot(rows: Sequence[Mapping[str, Scalar]], path: Path) -> None:
-    """Bars: share of training against share of the tokens that exist, the 30 largest components."""
+def _phase_rows(mixture: Mixture) -> list[dict[str, Scalar]]:
+    """Every component's share of every phase."""
+    return [
+        {"phase": index, "start": str(phase.start), "component": name, "share": round(integer / UNIT, 6)}
+        for index, phase in enumerate(mixture.phases)
+        for name, integer in phase.integer_weights.items()
+    ]
+
+
+def _plot(mixture: Mixture, path: Path) -> None:
+    """Bars: share of training in each phase against share of the tokens that exist, the 30 largest components."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    total = max(1, sum(int(row["tokens"]) for row in rows))
-    shown = sorted(rows, key=lambda row: (-float(row["share"]), str(row["component"])))[:30][::-1]
-    figure = Figure(figsize=(6, 1.2 + 0.35 * len(shown)), dpi=100, layout="constrained")
+    total = max(1, sum(component.tokens for component in mixture.components.values()))
+    shares = {name: [phase.integer_weights[name] / UNIT for phase in mixture.phases] for name in mixture.components}
+    shown = sorted(shares, key=lambda name: (-max(shares[name]), name))[:30][::-1]
+    bars: list[tuple[str, list[float], str | None]] = [
+        ("share of training" + (f" from {phase.start}" if len(mixture.phases) > 1 else ""), [shares[name][index] for name in shown], None)
+        for index, phase in enumerate(mixture.phases)
+    ]
+    bars.append(("share of tokens", [mixture.components[name].tokens / total for name in shown], "0.7"))
+    height = 0.8 / len(bars)
+    figure = Figure(figsize=(6, 1.2 + 0.35 * len(shown) * len(bars) / 2), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    places = range(len(shown))
-    axes.barh([place + 0.2 for place in places], [float(row["share"]) for row in shown], height=0.4, label="share of training")
-    axes.barh(
-        [place - 0.2 for place in places], [int(row["tokens"]) / total for row in shown], height=0.4, label="share of tokens", color="0.7"
-    )
-    axes.set_yticks(list(places), [str(row["component"]) for row in shown])
+    for index, (label, values, color) in enumerate(bars):
+        places = [place + 0.4 - height * (index + 0.5) for place in range(len(shown))]
+        axes.barh(places, values, height=height, label=label, color=color)
+    axes.set_yticks(range(len(shown)), shown)
     axes.set_xlim(0, 1)
     axes.legend(fontsize="small")
     figure.savefig(path, metadata={"Software": None})

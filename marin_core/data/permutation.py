@@ -113,18 +113,13 @@ class Apportionment:
         return np.array([(bound + phase) >> UNIT_BITS for bound in self._bounds], np.int64)
 
     def counts_before(self, block: int) -> list[int]:
-        """Sequences of each component in blocks 0 … block − 1."""
-        sums = [_phase_sum(bound, block) for bound in self._bounds]
+        """Sequences of each component in blocks 0 … block − 1.
+
+        With C_i = Q·2^40 + c: [u_j + c ≥ 2^40] = ⌊(j·a + c)/2^40⌋ − ⌊j·a/2^40⌋, so Σ over j < blocks of ⌊(C_i + u_j)/2^40⌋ is Q·blocks
+        plus two floor sums, the second of which is the same for all bounds.
+        """
+        sums = [(bound >> UNIT_BITS) * block + floor_sum(block, UNIT, PHASE_STEP, bound & (UNIT - 1)) for bound in self._bounds]
         return [high - low for low, high in pairwise(sums)]
-
-
-def _phase_sum(bound: int, blocks: int) -> int:
-    """Σ over j < blocks of ⌊(bound + u_j)/2^40⌋.
-
-    With bound = Q·2^40 + c: [u_j + c ≥ 2^40] = ⌊(j·a + c)/2^40⌋ − ⌊j·a/2^40⌋, so the sum is Q·blocks plus two floor sums.
-    """
-    whole, rest = divmod(bound, UNIT)
-    return whole * blocks + floor_sum(blocks, UNIT, PHASE_STEP, rest) - floor_sum(blocks, UNIT, PHASE_STEP, 0)
 
 
 def floor_sum(n: int, m: int, a: int, b: int) -> int:

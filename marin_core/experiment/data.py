@@ -1,11 +1,25 @@
 """Handles of the data path: raw source → filtered shards → tokenizer → token caches → mixture."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.step import ArtifactStep, CheckDeclaration, StepContext
-from marin_core.data.config import FilterConfig, FilterRule, IngestConfig, MixtureConfig, Policy, Source, TokenizeConfig, TokenizerConfig
+from marin_core.data.config import (
+    FilterConfig,
+    FilterRule,
+    IngestConfig,
+    MixtureConfig,
+    Pack,
+    PhaseConfig,
+    Policy,
+    Source,
+    Stop,
+    TokenizeConfig,
+    TokenizerConfig,
+)
 from marin_core.errors import ConfigError
 from marin_core.experiment.jobs import FilterJob, IngestJob, MixtureJob, TokenizeJob, TokenizerJob
 
@@ -123,35 +137,85 @@ def tokenized(
     )
 
 
+@dataclass(frozen=True)
+class Phase:
+    """Weights of a mixture from one step of a run on; a cache without one has weight 0.
+
+    Attributes:
+        start: an exact share of the run (`"0.8"`), rounded down to a step that begins a mixture block, or such a step (an integer).
+        weights: `{cache: weight}`, which sum to 1.
+    """
+
+    start: str | int | Fraction
+    weights: Mapping[ArtifactStep, float]
+
+
 def mixture(
     name: str,
     version: str,
     weights: Mapping[ArtifactStep, float],
     *,
     sequence_length: int,
+    phases: Sequence[Phase] = (),
     seed: int = 0,
+    window_blocks: int = 8,
+    block_sequences: int = 2_048,
+    stop: Stop = "restart",
+    max_epochs: float = 8.0,
+    target_tokens: int | None = None,
+    mask_bos_target: bool = False,
+    pack: Pack = "stream",
     description: str = "",
 ) -> ArtifactStep:
-    """Token caches in proportion: `{cache: weight}`. The order of training is a pure function of this artifact and the step."""
-    components = {component_name(cache): cache for cache in weights}
-    if len(components) < len(weights):
+    """Token caches in proportion: `{cache: weight}`. The order of training is a pure function of this artifact, the run and the step.
+
+    Args:
+        weights: from the first step on.
+        phases: later weights, in the order of their starts; then the weights of each phase, the first too, sum to 1.
+        window_blocks: blocks of 256 sequences that are shuffled together.
+        block_sequences: sequences over which proportions are exact; phases begin with such a block.
+        stop: whether caches begin anew, or the data ends with the first or the last of them.
+        max_epochs: a training that would read a cache more often is refused.
+        target_tokens: of the full run that a training stands for: caches are cut so that their epochs are those of that run.
+        mask_bos_target: leave the prediction of BOS out of the loss.
+        pack: whether sequences are cut from the stream of all documents, or hold whole documents and padding.
+    """
+    caches = tuple(dict.fromkeys((*weights, *(cache for phase in phases for cache in phase.weights))))
+    components = {component_name(cache): cache for cache in caches}
+    if len(components) < len(caches):
         raise ConfigError(
-            f"{name}@{version} mixes two versions of one cache: {', '.join(str(cache.id) for cache in weights)}",
+            f"{name}@{version} mixes two versions of one cache: {', '.join(str(cache.id) for cache in caches)}",
             advice="Mix each cache once.",
         )
     config = MixtureConfig(
-        weights={component_name(cache): weight for cache, weight in weights.items()}, sequence_length=sequence_length, seed=seed
+        weights={component_name(cache): weight for cache, weight in weights.items()},
+        phases=tuple(
+            PhaseConfig(
+                start=phase.start if isinstance(phase.start, int) else str(phase.start),
+                weights={component_name(cache): weight for cache, weight in phase.weights.items()},
+            )
+            for phase in phases
+        ),
+        sequence_length=sequence_length,
+        seed=seed,
+        window_blocks=window_blocks,
+        block_sequences=block_sequences,
+        stop=stop,
+        max_epochs=max_epochs,
+        target_tokens=target_tokens,
+        mask_bos_target=mask_bos_target,
+        pack=pack,
     )
     return ArtifactStep(
         name,
         version,
         job="mixture",
         build_config=lambda ctx: MixtureJob(components={name: ctx.members(cache) for name, cache in components.items()}, mixture=config),
-        deps=tuple(weights),
+        deps=caches,
         kinds=("numpy",),
         owner=DATA_TEAM,
-        checks=(CheckDeclaration("weights_sum_to_one", "Integer weights sum to exactly 2^40."),),
-        description=description or f"Mixture of {', '.join(components)}.",
+        checks=(CheckDeclaration("weights_sum_to_one", "Integer weights of each phase sum to exactly 2^40."),),
+        description=description or f"Mixture of {', '.join(components)}{f' in {len(phases) + 1} phases' if phases else ''}.",
     )
 
 

@@ -1,19 +1,26 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from marin_core import experiment as lab
+from marin_core.artifact import ArtifactStep
 from marin_core.data.cache import TokenCache
+from marin_core.data.component_order import IO_BLOCK, ComponentOrder
 from marin_core.data.config import FilterConfig, MixtureConfig, TokenizeConfig, TokenizerConfig
 from marin_core.data.filter import filter_shard
-from marin_core.data.loader import IO_BLOCK, ComponentOrder, MixtureLoader
+from marin_core.data.loader import MixtureLoader
 from marin_core.data.mixture import make_mixture, read_mixture
+from marin_core.data.run_steps import PlainStage
 from marin_core.data.tokenize import tokenize_shard
 from marin_core.data.tokenizer import train_tokenizer
 from marin_core.errors import ConfigError, DataError
+from marin_core.experiment.data import Phase
+from marin_core.experiment.jobs import MixtureJob
 from marin_core.report import SilentReporter
 from tests.data.conftest import Corpus, ingest_texts, sentences
 
@@ -68,20 +75,20 @@ def test_the_loader_serves_each_sequence_once_an_epoch(mixture: Path, parts: Par
     seen: Counter[tuple[int, int]] = Counter()
     steps = 3 * n // 10
     for step in range(steps):
-        places = loader.places(step)
+        places = loader.order.places(step)
         chosen = places.component == 0
         seen.update(zip(places.epoch[chosen].tolist(), places.sequence[chosen].tolist(), strict=True))
     assert max(seen.values()) == 1
     assert len([place for place in seen if place[0] == 0]) == n
-    assert loader.consumed(steps)["a"] == len(seen)
-    assert loader.consumed(0) == {"a": 0, "b": 0}
+    assert loader.order.consumed(steps)["a"] == len(seen)
+    assert loader.order.consumed(0) == {"a": 0, "b": 0}
 
 
 def test_a_batch_holds_the_stream_with_segments_and_weights(mixture: Path, parts: Parts) -> None:
     loader = MixtureLoader(mixture, parts, 8)
     caches = [TokenCache(parts["a"]), TokenCache(parts["b"])]
     for step in (0, 1, 57, 10_000_000):
-        batch, places = loader.batch(step), loader.places(step)
+        batch, places = loader.batch(step), loader.order.places(step)
         assert [values.dtype.name for values in batch] == ["int32", "int32", "float32"]
         assert batch.tokens.shape == batch.segment_ids.shape == batch.loss_weight.shape == (8, LENGTH)
         for row in range(8):
@@ -151,6 +158,98 @@ def test_a_damaged_part_raises_in_the_loader_and_in_its_prefetch(corpus: Corpus,
             next(batches)
         with pytest.raises(StopIteration):
             next(batches)
+
+
+PHASES: list[dict[str, object]] = [{"start": "0.5", "weights": {"a": 0.25, "b": 0.5, "c": 0.25}}, {"start": 40, "weights": {"c": 1.0}}]
+
+
+@pytest.fixture(scope="module")
+def phased(parts: Parts, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Parts]:
+    """A mixture of three phases, and its components."""
+    output, components = tmp_path_factory.mktemp("phased"), {**parts, "c": corpus.parts[:1]}
+    report = make_mixture(config(phases=PHASES, mask_bos_target=True), components, output, SilentReporter())
+    shares = [[row["share"] for row in report.tables["phases"] if row["phase"] == phase] for phase in range(3)]
+    assert shares == [[0.75, 0.25, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]
+    assert [row["start"] for row in report.tables["phases"]] == ["0"] * 3 + ["0.5"] * 3 + ["40"] * 3
+    assert (report.metrics["share/b"], report.metrics["share_phase_1/b"]) == (0.25, 0.5)
+    assert (report.checks[0].passed, report.checks[0].values) == (True, {"0": 2**40, "0.5": 2**40, "40": 2**40})
+    return output, components
+
+
+def test_phases_are_part_of_the_artifact_and_of_its_digest(phased: tuple[Path, Parts], tmp_path: Path) -> None:
+    output, components = phased
+    mixed = read_mixture(output)
+    assert [(phase.start, phase.weights) for phase in mixed.phases] == [
+        ("0", {"a": 0.75, "b": 0.25, "c": 0.0}),
+        ("0.5", {"a": 0.25, "b": 0.5, "c": 0.25}),
+        (40, {"a": 0.0, "b": 0.0, "c": 1.0}),
+    ]
+    digests = {
+        make_mixture(config(phases=phases), components, tmp_path / str(number), SilentReporter()).content_digest
+        for number, phases in enumerate(
+            [PHASES, PHASES[:1], [{**PHASES[0], "start": "0.25"}, PHASES[1]], [{**PHASES[0], "start": "1/2"}, PHASES[1]]]
+        )
+    }
+    assert len(digests) == 3, "1/2 is 0.5"
+    pictures = [(tmp_path / str(number) / "composition.png").read_bytes() for number in range(2)]
+    assert pictures[0] != pictures[1]
+    with pytest.raises(ConfigError, match="'c' has no tokenized component"):
+        make_mixture(config(phases=PHASES), {"a": components["a"], "b": components["b"]}, tmp_path / "x", SilentReporter())
+    content = json.loads((output / "mixture.json").read_text())
+    content["phases"][1]["integer_weights"]["a"] += 1
+    (tmp_path / "mixture.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"from 0.5 on must be of all components and sum to 2\^40"):
+        read_mixture(tmp_path)
+
+
+def test_batches_follow_phases_sizes_and_lengths(phased: tuple[Path, Parts]) -> None:
+    output, components = phased
+    stages = [PlainStage(8, LENGTH), PlainStage(4, 4 * LENGTH, 30)]
+    loader = MixtureLoader(output, components, stages, 60)
+    assert loader.order.first_steps == (0, 30, 40)
+    caches = [TokenCache(parts) for parts in components.values()]
+    for step in (0, 29, 30, 39, 40, 59):
+        batch, places = loader.batch(step), loader.order.places(step)
+        length = LENGTH if step < 30 else 4 * LENGTH
+        assert batch.tokens.shape == (len(places.sequence), length)
+        for row, (component, _, sequence) in enumerate(zip(*places, strict=True)):
+            assert np.array_equal(batch.tokens[row], caches[component].read(sequence * length, (sequence + 1) * length))
+        for hosts in (2, 4):
+            pieces = [loader.batch(step, host, hosts).tokens for host in range(hosts)]
+            assert np.array_equal(np.concatenate(pieces), batch.tokens)
+        masked = np.zeros(batch.tokens.shape, bool)
+        masked[:, -1], masked[:, :-1] = True, batch.tokens[:, 1:] == 0
+        assert np.array_equal(batch.loss_weight, np.where(masked, 0, 1))
+    assert set(loader.order.places(59).component.tolist()) == {2}
+
+
+def test_a_run_that_the_mixture_does_not_fit_is_refused_before_it_reads(phased: tuple[Path, Parts], mixture: Path, parts: Parts) -> None:
+    output, components = phased
+    with pytest.raises(ConfigError, match="num_steps is not given"):
+        MixtureLoader(output, components, 8)
+    with pytest.raises(ConfigError, match=r"'b' would be read .* times in 100000 steps"):
+        MixtureLoader(mixture, parts, 8, 100_000)
+
+
+def test_a_handle_takes_later_phases_by_their_caches() -> None:
+    raw = lab.raw_source("raw/x", "v1", lab.PythonStdlib(), license="PSF-2.0")
+    shards = lab.filtered("filtered/x", "v1", raw, shards=2)
+    bpe = lab.tokenizer("tokenizer/x", "v1", [shards], vocab_size=300)
+    web, code = (lab.tokenized(f"tokenized/{name}", "v1", shards, bpe) for name in ("web", "code"))
+
+    def mix(*phases: Phase) -> ArtifactStep:
+        return lab.mixture("mixtures/x", "v1", {web: 1.0}, phases=phases, sequence_length=32)
+
+    cooldown = mix(Phase("0.8", {code: 0.5, web: 0.5}))
+    assert cooldown.deps == (web, code)
+    made = cooldown.symbolic_config
+    assert isinstance(made, MixtureJob)
+    assert (made.mixture.phases[0].start, made.mixture.phases[0].weights) == ("0.8", {"code": 0.5, "web": 0.5})
+    same = mix(Phase(Fraction(4, 5), {code: 0.5, web: 0.5})).symbolic_config
+    assert same == made
+    assert len({str(mix(*phases).symbolic_config) for phases in ([], [Phase(48, {code: 1.0})], [Phase("0.8", {code: 1.0})])}) == 3
+    with pytest.raises(ConfigError, match=r"from 0.8 on sum to 0.75; in a mixture of several phases"):
+        mix(Phase("0.8", {code: 0.25, web: 0.5}))
 
 
 def test_making_a_mixture_is_deterministic(mixture: Path, parts: Parts, tmp_path: Path) -> None:
