@@ -13,7 +13,7 @@ from marin_core.evaluate.language_model import LanguageModel, Scores
 from marin_core.model.config import TransformerConfig
 from marin_core.model.moe.balance import BalancerState, make_balancer
 from marin_core.model.transformer import Params, SplitTransformer
-from marin_core.train.checkpoint import CheckpointStore
+from marin_core.train.checkpoint.store import CheckpointStore
 from marin_core.train.run_record import read_run
 from marin_core.train.step import abstract_state, compiler_options
 
@@ -25,7 +25,7 @@ def load_model(run_dir: Path, step: int) -> LanguageModel:
         ConfigError: no run there, or no checkpoint of that step.
     """
     config = read_run(run_dir).config
-    with CheckpointStore(run_dir, config.checkpoint_steps, read_only=True) as store:
+    with CheckpointStore(run_dir) as store:
         if step not in store.steps():
             raise ConfigError(f"{run_dir} has no checkpoint of step {step}", advice=f"Choose one of {store.steps()}.")
         state = store.restore_model(step, abstract_state(config))
