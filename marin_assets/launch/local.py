@@ -51,8 +51,8 @@ class LocalLauncher:
     """Runs each job as a process group of its own below `root`, one folder a job: spec, messages, log, process, outcome.
 
     The folder appears by a rename, with the spec and its launcher in it, so two launchers start a job once. The process outlives the
-    launcher, as a job on a cluster does; the next launcher finds it by name. Jobs share a cache of compiled programs: a run that
-    resumes, or the evaluation of the next checkpoint, compiles nothing.
+    launcher, as a job on a cluster does; the next launcher finds it by name. A job of several processes is known by the one that keeps
+    them. Jobs share a cache of compiled programs: a run that resumes, or the evaluation of the next checkpoint, compiles nothing.
     """
 
     adopts = True

@@ -2,6 +2,8 @@
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.record import Input
 from marin_core.config import Config
@@ -21,6 +23,7 @@ class JobSpec(Config):
         lease_seconds: silence after which other builders may take over.
         scratch: folder of this job on the machine that runs it.
         keep_days: how long the artifact is kept (see `ArtifactStep`); None = for good.
+        processes, devices_per_process: the gang that builds it (see `Resources`).
     """
 
     schema_version: Literal[1] = 1
@@ -39,6 +42,8 @@ class JobSpec(Config):
     lease_seconds: float = 60.0
     dagster_run_id: str | None = None
     keep_days: int | None = None
+    processes: int = Field(default=1, ge=1)
+    devices_per_process: int | None = Field(default=None, ge=1)
 
     @property
     def id(self) -> ArtifactId:

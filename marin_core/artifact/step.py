@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from marin_core.artifact.canonical import FieldNotes, field_notes, identity_value
 from marin_core.artifact.identity import DEV, ArtifactId
@@ -22,14 +22,27 @@ class Resources(Config):
     """What a job needs; never part of an artifact's identity.
 
     Attributes:
-        cpus: processor cores that the job keeps busy.
+        cpus: processor cores that the job keeps busy, all its processes together.
         pool: Dagster concurrency pool whose slots the job competes for; None = only the run queue limits it.
         inline: run the job in the run worker itself; for plain Python that takes less than starting a process.
+        processes: how many processes build it together (a gang); only for jobs that know how to, such as trainings.
+        devices_per_process: CPU devices that JAX has in each process; None = as the machine's environment says.
     """
 
     cpus: int = Field(default=1, ge=1)
     pool: str | None = None
     inline: bool = False
+    processes: int = Field(default=1, ge=1)
+    devices_per_process: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _inline_is_plain(self) -> Self:
+        if self.inline and (self.processes > 1 or self.devices_per_process is not None):
+            raise ValueError(
+                f"inline=True runs the job in the run worker, where processes={self.processes} and "
+                f"devices_per_process={self.devices_per_process} can't be had; leave them at their defaults"
+            )
+        return self
 
 
 OnDrift = Literal["serve", "fail", "rebuild"]
