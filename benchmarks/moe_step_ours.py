@@ -17,7 +17,10 @@ from benchmarks.moe_step_shapes import Shape
 from benchmarks.timing import Timing, timed
 from marin_core.data.batch import Batch
 from marin_core.model.config import MoEConfig, TransformerConfig
-from marin_core.train.config import OptimizerConfig, TrainConfig
+from marin_core.train.checkpoint.config import CheckpointPolicy
+from marin_core.train.config import TrainConfig
+from marin_core.train.optimizers.config import AdamW
+from marin_core.train.schedules import Wsd
 from marin_core.train.step import StepOutput, TrainState, initial_state, make_train_step
 
 
@@ -45,18 +48,19 @@ def train_config(shape: Shape) -> TrainConfig:
         short_conv_kernel=0,
         gated_norm_rank=0,
         embedding_norm=False,
-        recompute_blocks=False,
+        recompute="nothing",
+        scan_layers=False,
         z_loss=0.0,
         feed_forward_width=None if moe else shape.width,
         moe=moe,
     )
     return TrainConfig(
         model=model,
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=0),
+        optimizer=AdamW(learning_rate=1e-3, schedule=Wsd()),
         num_steps=10_000,
         global_batch_size=shape.batch,
         sequence_length=shape.sequence,
-        checkpoint_every_steps=10_000,
+        checkpoints=CheckpointPolicy(permanent_every_steps=10_000),
     )
 
 

@@ -38,7 +38,7 @@ def make_routing(config: TransformerConfig, moe: MoEConfig, tokens: int, row_wid
         loss = jnp.sum(y**2) + balancer.loss(routing, valid)
         return loss, (statistics, jax.tree.map(lambda leaf: leaf[None], observation))
 
-    body = jax.checkpoint(layer, prevent_cse=False) if config.recompute_blocks else layer
+    body = layer if config.recompute == "nothing" else jax.checkpoint(layer, prevent_cse=False)
 
     def loss_of(weights: Any, x: jax.Array, bias: jax.Array) -> tuple[jax.Array, Any]:
         def add(total: jax.Array, inputs: tuple[Any, jax.Array]) -> tuple[jax.Array, Any]:

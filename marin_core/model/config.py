@@ -161,9 +161,14 @@ class TransformerConfig(Config):
         ge=1,
         description="Queries whose scores exist at once, recomputed in the backward pass; None = all of a sequence.",
     )
-    recompute_blocks: bool = Field(
+    recompute: Literal["block", "all_but_projections", "nothing"] = Field(
+        default="block",
+        description="What of a block is computed again in the backward pass instead of kept; the less, the more memory. Projections are"
+        " products with plain matrices, not those of attention and experts.",
+    )
+    scan_layers: bool = Field(
         default=True,
-        description="Keep only what enters a block and compute its insides again in the backward pass; off needs more memory.",
+        description="Layers run in a loop over one program; off = in line: faster for few, slower to compile.",
     )
     short_conv_kernel: int = Field(default=4, ge=0, description="Taps of the causal depthwise convolutions; 0 = none.")
     gated_norm_rank: int = Field(default=128, ge=0, description="Rank of the gate that follows each full-width norm; 0 = none.")

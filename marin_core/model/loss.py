@@ -80,6 +80,43 @@ def next_token_loss(
     return cast(LossSums, jax.tree.map(jnp.sum, spread(hidden, head, tokens, loss_weight)))
 
 
+def sample_next_tokens(
+    hidden: jax.Array, head: jax.Array, tokens: jax.Array, key: jax.Array, *, soft_cap: float | None = None, block_tokens: int | None = None
+) -> jax.Array:
+    """Tokens as the model itself would have them: position s + 1 is drawn from the prediction at s. Has no gradient.
+
+    What is drawn is a function of the key and the sequence alone, whatever devices it lies on; equal sequences draw alike.
+
+    Args:
+        hidden: [B, S, D].
+        head: float32 [D, V].
+        tokens: int32 [B, S], that the states were computed from.
+        key: PRNG key.
+        soft_cap: of the logits.
+        block_tokens: tokens of a device whose logits exist at once; None: from `BLOCK_ELEMENTS`.
+
+    Returns:
+        int32 [B, S], the first of each sequence meaningless, as the target of no position.
+    """
+    vocabulary = head.shape[1]
+    block = block_tokens or max(BLOCK_ELEMENTS // vocabulary, 1)
+
+    def here(hidden: jax.Array, head: jax.Array, tokens: jax.Array, key: jax.Array) -> jax.Array:
+        def draw(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
+            row, token_key = inputs
+            logits = project_to_vocabulary(row, head.astype(row.dtype), soft_cap)
+            return jnp.argmax(logits + jax.random.gumbel(token_key, (vocabulary,)), axis=-1).astype(jnp.int32)
+
+        factors = jnp.arange(1, 2 * tokens.shape[1], 2, dtype=jnp.uint32) * jnp.uint32(2654435761)
+        seeds = jnp.sum(tokens.astype(jnp.uint32) * factors, axis=1, dtype=jnp.uint32)
+        keys = jax.vmap(lambda seed: jax.random.split(jax.random.fold_in(key, seed), tokens.shape[1]))(seeds)
+        drawn = jax.lax.map(draw, (hidden.reshape(-1, hidden.shape[-1]), keys.reshape(-1)), batch_size=block)
+        return jnp.roll(drawn.reshape(tokens.shape), 1, axis=1)
+
+    spread = over_shards(here, in_specs=(P(AXES), P(), P(AXES), P()), out_specs=P(AXES))
+    return spread(*jax.lax.stop_gradient((hidden, head)), tokens, key)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _sums(rows: jax.Array, head: jax.Array, targets: jax.Array, weight: jax.Array, options: _Options) -> LossSums:
     """Sums over rows [T, D], targets int32 [T], weight float32 [T]; the head is this device's part of the vocabulary where it is spread."""

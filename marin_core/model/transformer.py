@@ -1,5 +1,6 @@
 """The decoder-only transformer: embed, scan one block over the layers, norm, project to the vocabulary."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -61,6 +62,17 @@ def _finish(y: jax.Array, taps: nnx.Param[jax.Array] | None, norm: RMSNorm | Non
     if taps is not None:
         y = causal_convolution(y, taps[...], context.lags)
     return y if norm is None else norm(y)
+
+
+def _recomputed[**A, R](config: TransformerConfig, body: Callable[A, R]) -> Callable[A, R]:
+    """A block that keeps as little for the backward pass as the configuration says.
+
+    In a loop nothing can be merged across its steps anyway; without one XLA must be kept from undoing it.
+    """
+    if config.recompute == "nothing":
+        return body
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if config.recompute == "all_but_projections" else None
+    return jax.checkpoint(body, prevent_cse=not config.scan_layers, policy=policy)
 
 
 class LayerInputs(NamedTuple):
@@ -128,8 +140,7 @@ class Transformer(nnx.Module):
             block = nnx.merge(graphdef, parameters)
             return block(x, layer, context, step, balancer, dropless=dropless, keep_router_logits=keep_router_logits)
 
-        kept = jax.checkpoint(body, prevent_cse=False) if config.recompute_blocks else body
-        x, statistics = jax.lax.scan(kept, x, (stacked, layers))
+        x, statistics = jax.lax.scan(_recomputed(config, body), x, (stacked, layers), unroll=1 if config.scan_layers else config.layers)
         return self.final_norm(x), statistics
 
     def logits(self, hidden: jax.Array) -> jax.Array:

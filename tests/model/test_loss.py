@@ -1,6 +1,7 @@
 """The loss against NumPy float64, in blocks and spread over devices, and what it costs in memory and communication."""
 
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from marin_core.model.loss import LossSums, next_token_loss
+from marin_core.model.loss import LossSums, next_token_loss, sample_next_tokens
 from marin_core.model.mesh import make_mesh
 
 Array = npt.NDArray[Any]
@@ -135,3 +136,24 @@ def test_a_block_is_large_enough_to_be_worth_reading_the_head(width: int, vocabu
     tokens = jax.ShapeDtypeStruct((1, 4 * block), jnp.int32)
     weight = jax.ShapeDtypeStruct((1, 4 * block), jnp.float32)
     assert f"f32[{block},{vocabulary}]" in str(jax.make_jaxpr(next_token_loss)(hidden, head, tokens, weight))
+
+
+def test_sampled_tokens_follow_the_models_own_predictions() -> None:
+    """4,096 equal predictions at different places: shares within four standard deviations, and nothing depends on mesh or block."""
+    rng = np.random.default_rng(3)
+    row, head = rng.normal(size=D).astype(np.float32), rng.normal(size=(D, V)).astype(np.float32)
+    hidden = np.broadcast_to(row, (64, 64, D))
+    tokens = rng.integers(0, V, size=(64, 64)).astype(np.int32)
+
+    def draw(block: int | None) -> Array:
+        sampled = jax.jit(partial(sample_next_tokens, block_tokens=block), compiler_options=QUICK)(hidden, head, tokens, jax.random.key(5))
+        return np.asarray(sampled)
+
+    drawn = draw(None)
+    shares = np.exp(row @ head) / np.exp(row @ head).sum()
+    found = np.bincount(drawn[:, 1:].ravel(), minlength=V)
+    deviation = np.sqrt(64 * 63 * shares * (1 - shares))
+    assert np.all(np.abs(found - 64 * 63 * shares) < 4 * deviation)
+    np.testing.assert_array_equal(draw(7), drawn)
+    with jax.set_mesh(make_mesh(2, 4)):
+        np.testing.assert_array_equal(draw(None), drawn)

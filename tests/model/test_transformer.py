@@ -141,7 +141,17 @@ FEATURES: list[dict[str, Any]] = [
     {"compute_dtype": "bfloat16"},
 ]
 SHAPE_FIELDS = {"vocab_size", "d_model", "layers", "heads", "head_dim", "local_kv_heads", "global_kv_heads", "window", "feed_forward_width"}
-OTHER_FIELDS = {"moe", "norm_eps", "qk_norm_eps", "attention_block", "recompute_blocks", "init_scale", "z_loss", "max_sequence_length"}
+OTHER_FIELDS = {
+    "moe",
+    "norm_eps",
+    "qk_norm_eps",
+    "attention_block",
+    "recompute",
+    "scan_layers",
+    "init_scale",
+    "z_loss",
+    "max_sequence_length",
+}
 """The mixture, whose own fields test_reference.py varies, as it does the constants; and what changes no logits: the same attention in
 parts, how parameters start, the loss, a limit."""
 
@@ -170,6 +180,23 @@ def test_each_feature_changes_the_output(dense: jax.Array, change: dict[str, Any
     assert ours.dtype == jnp.float32
     assert np.all(np.isfinite(np.asarray(ours)))
     assert float(jnp.max(jnp.abs(ours - base))) > 1e-4
+
+
+def test_what_is_recomputed_and_how_layers_run_changes_nothing_but_rounding(params: Params) -> None:
+    def gradient_of(**changes: Any) -> Params:
+        model = SplitTransformer(CONFIG.changed(**changes))
+
+        def loss(params: Params) -> jax.Array:
+            hidden, _ = model.bind(params)(jnp.asarray(TOKENS), jnp.asarray(SEGMENTS), jnp.asarray(BIAS))
+            return jnp.sum(hidden**2)
+
+        found: Params = jax.jit(jax.grad(loss), compiler_options=QUICK_COMPILE)(params)
+        return found
+
+    expected = gradient_of(recompute="nothing")
+    for changes in ({"recompute": "block"}, {"recompute": "all_but_projections"}, {"scan_layers": False}):
+        found = gradient_of(**changes)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.max(jnp.abs(a)))), expected, found)
 
 
 def test_forced_balance_sends_every_expert_the_mean(params: Params) -> None:
