@@ -11,6 +11,7 @@ from marin_assets.builder import Builder, BuildError, Following
 from marin_assets.keys import asset_key
 from marin_assets.lab import Lab
 from marin_assets.launch import Handle
+from marin_assets.live import LiveObservations
 from marin_assets.metadata import REPRODUCED, check_results, data_version, materialization_metadata, provenance
 from marin_assets.pipes import JobMessageReader, open_job_session
 from marin_assets.reproduce import reproduce
@@ -20,8 +21,6 @@ from marin_core.artifact.reproduction import newest
 from marin_core.errors import ConfigError, MarinError
 
 LOG_INTERVAL_SECONDS = 15.0
-OBSERVATION_INTERVAL_SECONDS = 60.0
-"""Event logs are never purged, so a run of weeks must not write an observation every second."""
 
 CANCEL_ON_INTERRUPT_TAG = "marin/cancel_on_interrupt"
 """Run tag of a terminal's run: whoever presses Ctrl-C there means the job too. Elsewhere an interrupted run worker
@@ -159,8 +158,8 @@ class DagsterEvents:
         self._lab = lab
         self._artifact = artifact
         self._inline = inline
+        self._live = LiveObservations(artifact, context.log_event)
         self._last_log = 0.0
-        self._last_observation = 0.0
 
     def info(self, message: str) -> None:
         self._context.log.info(message)
@@ -172,11 +171,11 @@ class DagsterEvents:
     def following(self, handle: Handle) -> Iterator[Following]:
         reader = JobMessageReader(handle.folder, self._receive)
         if self._inline:  # it has a log and no messages; a session and a line in the event log cost more than all of its bookkeeping
-            yield _Followed({}, reader)
+            yield _Followed({}, reader, self._live)
             return
         with open_job_session(self._context, reader) as session:
             self.info(f"following job {handle.name}; its folder is {handle.folder}")
-            yield _Followed(session.get_bootstrap_env_vars(), reader)
+            yield _Followed(session.get_bootstrap_env_vars(), reader, self._live)
 
     def stop_means_job(self) -> bool:
         run = self._context.instance.get_run_by_id(self._context.run.run_id)
@@ -186,8 +185,10 @@ class DagsterEvents:
         return canceling or run.tags.get(CANCEL_ON_INTERRUPT_TAG) == "true"
 
     def _receive(self, message: Mapping[str, Any]) -> None:
-        """Progress and metrics of the job, thinned out for the event log."""
-        self._lab.notify({**message, "artifact": str(self._artifact)})
+        """News of the job; its progress is thinned out for the event log."""
+        if message["kind"] != "plots":  # nobody looks at pictures in a terminal
+            self._lab.notify({**message, "artifact": str(self._artifact)})
+        self._live.receive(message)
         now = time.monotonic()
         if message["kind"] == "progress" and now - self._last_log >= LOG_INTERVAL_SECONDS:
             self._last_log = now
@@ -196,21 +197,14 @@ class DagsterEvents:
                 f"{message['done']}/{message['total']} {message['unit']}, {message['rate_per_second']:.1f}/s"
                 + (f", {left:.0f} s left" if left is not None else "")
             )
-        if message["kind"] == "metrics" and now - self._last_observation >= OBSERVATION_INTERVAL_SECONDS:
-            self._last_observation = now
-            self._context.log_event(
-                dg.AssetObservation(
-                    asset_key=asset_key(self._artifact.family),
-                    partition=self._artifact.partition,
-                    metadata={"step": message["step"], **message["values"]},
-                )
-            )
 
 
 class _Followed:
-    def __init__(self, environment: Mapping[str, str], reader: JobMessageReader) -> None:
+    def __init__(self, environment: Mapping[str, str], reader: JobMessageReader, live: LiveObservations) -> None:
         self.environment = environment
         self._reader = reader
+        self._live = live
 
     def pump(self) -> None:
         self._reader.pump()
+        self._live.show()

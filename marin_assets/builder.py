@@ -336,6 +336,8 @@ class Builder:
             lease_seconds=self.lease_seconds,
             dagster_run_id=self.dagster_run_id,
             keep_days=step.keep_days,
+            processes=step.resources.processes,
+            devices_per_process=step.resources.devices_per_process,
         )
 
     def _failed(self, artifact: ArtifactId, attempt: Attempt, end: End) -> BuildError:

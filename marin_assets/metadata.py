@@ -2,6 +2,8 @@
 
 import base64
 import html
+import math
+import re
 from collections.abc import Sequence
 
 import dagster as dg
@@ -48,7 +50,7 @@ def materialization_metadata(record: Record, store: Store, *, reused: bool) -> d
     if record.dagster_run_id:
         shown["built_by_run"] = dg.MetadataValue.dagster_run(record.dagster_run_id)
     for name, value in record.metrics.items():
-        shown[name] = _scalar(value)
+        shown[name] = scalar(value)
     for name, rows in record.tables.items():
         if rows:
             shown[name] = table(rows)
@@ -102,7 +104,7 @@ def check_results(
                 passed=found.passed,
                 severity=severity,
                 description=html.escape(found.description),
-                metadata={name: _scalar(value) for name, value in found.values.items()},
+                metadata={name: scalar(value) for name, value in found.values.items()},
             )
         )
     return results
@@ -173,15 +175,21 @@ def _column_type(rows: Sequence[dict[str, Scalar]], name: str) -> str:
     return {bool: "bool", int: "int", float: "float"}.get(kinds.pop(), "string") if len(kinds) == 1 else "string"
 
 
-def _scalar(value: Scalar) -> dg.MetadataValue:
+def scalar(value: Scalar) -> dg.MetadataValue:
+    """A number, which the UI plots, or text. A number that isn't finite is text: GraphQL has none, and the whole page would fail."""
     if isinstance(value, bool):
         return dg.MetadataValue.bool(value)
     if isinstance(value, int):
         return dg.MetadataValue.int(value)
-    return dg.MetadataValue.float(value) if isinstance(value, float) else dg.MetadataValue.text(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return dg.MetadataValue.float(value)
+    return dg.MetadataValue.text(str(value))
+
+
+def picture(png: bytes, name: str) -> str:
+    """Markdown that holds a picture itself. Its name comes from a job, so nothing in it may be Markdown or HTML."""
+    return f"![{re.sub(r'[^A-Za-z0-9_ .-]', '_', name)}](data:image/png;base64,{base64.b64encode(png).decode()})"
 
 
 def _plot(png: bytes, name: str, address: str) -> dg.MetadataValue:
-    if len(png) > PLOT_LIMIT_BYTES:
-        return dg.MetadataValue.path(address)
-    return dg.MetadataValue.md(f"![{name}](data:image/png;base64,{base64.b64encode(png).decode()})")
+    return dg.MetadataValue.path(address) if len(png) > PLOT_LIMIT_BYTES else dg.MetadataValue.md(picture(png, name))

@@ -53,7 +53,11 @@ class JobMessageReader(dg.PipesMessageReader):
 
     def _pump_messages(self, handler: PipesMessageHandler) -> None:
         for line in self._messages.lines():
-            message = json.loads(line)
+            try:
+                message = json.loads(line)
+            except ValueError:  # a full disk took half of a message, and the next one stands on the same line
+                sys.stdout.write(f"a message of the job can't be read, its {len(line)} characters begin with {line[:80]!r}\n")
+                continue
             if message.get("method") == "report_custom_message":
                 self._on_message(message["params"]["payload"])
             else:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from marin_core.artifact.record import File
 
@@ -22,6 +22,12 @@ class Reporter(Protocol):
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Numbers at a training step or document count, for live plots."""
 
+    def plots(self, files: Mapping[str, Path], step: int) -> None:
+        """Pictures of work that goes on: name → PNG file, drawn after so many steps; a later call replaces them."""
+
+    def alert(self, alert: Mapping[str, Any], *, raised: bool) -> None:
+        """Something that people should know now, or that it is over: JSON values, `name`, `route`, `message` and `action` among them."""
+
     def stop_requested(self) -> bool:
         """True once the job has been asked to stop (SIGTERM); the worker saves and raises `PreemptedError`."""
 
@@ -34,6 +40,10 @@ class SilentReporter:
     def progress(self, done: int, total: int, unit: str) -> None: ...
 
     def metrics(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def plots(self, files: Mapping[str, Path], step: int) -> None: ...
+
+    def alert(self, alert: Mapping[str, Any], *, raised: bool) -> None: ...
 
     def stop_requested(self) -> bool:
         return False

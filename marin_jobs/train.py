@@ -1,19 +1,33 @@
 """Train a model on a mixture; an interrupted run goes on from its newest committed checkpoint."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
 from marin_core.data.loader import MixtureLoader
 from marin_core.experiment.jobs import TrainJob
-from marin_core.report import Check, Report
+from marin_core.report import Check, Report, Scalar
+from marin_core.train.health import read_alerts
 from marin_core.train.loop import RoutingResult, TrainResult, train
 from marin_core.train.run_record import carry_over_run
 from marin_jobs.runtime import JobContext
 
+GANG = True
+"""Several processes may train one run together."""
+
 carry_over = carry_over_run
 """A new attempt begins with the checkpoints and metrics of the one before."""
+
+ALERT_ROWS = 500
+"""Newest alerts that a record lists; `alerts.jsonl` has all."""
 
 
 def run(job: JobContext) -> Report:
     config = job.config(TrainJob)
-    loader = MixtureLoader(job.local(config.mixture), job.local_parts(config.components), config.train.global_batch_size)
+    loader = MixtureLoader(
+        job.local(config.mixture), job.local_parts(config.components), config.train.batches.stages, config.train.num_steps
+    )
     result = train(
         config.train,
         loader.batch,
@@ -22,8 +36,14 @@ def run(job: JobContext) -> Report:
         fingerprint=job.spec.fingerprint,
         run_name=config.run_name,
         tracker_dir=job.scratch,
+        phase_borders=tuple(loader.order.first_steps[1:]),
+        retried=(job.output / "run.json").exists(),
+        earlier_run=None if config.earlier_run is None else job.local(config.earlier_run),
     )
-    return report_of(result)
+    if result is None:
+        return Report()
+    report = with_alerts(report_of(result), read_alerts(job.output / "alerts.jsonl"))
+    return replace(report, tables={**report.tables, "data": loader.order.composition(config.train.num_steps)})
 
 
 def report_of(result: TrainResult) -> Report:
@@ -71,3 +91,36 @@ def _checks(result: TrainResult) -> list[Check]:
         {"idle_experts": result.routing.idle_experts_end},
     )
     return [in_use, fell]
+
+
+def with_alerts(report: Report, events: Sequence[Mapping[str, Any]]) -> Report:
+    """The report of a run with the alerts of all its attempts: events of `alerts.jsonl`, oldest first."""
+    rows = _alert_rows(events)
+    pages = {str(row["rule"]): str(row["message"]) for row in rows if row["route"] == "page"}
+    healthy = Check(
+        "healthy",
+        not pages,
+        "no alert was raised that wakes somebody; messages are the newest of each rule",
+        {"alerts": len(rows), "pages": sum(row["route"] == "page" for row in rows), **pages},
+    )
+    return replace(
+        report,
+        metrics={**report.metrics, "alerts_raised": len(rows)},
+        tables={**report.tables, "alerts": rows[-ALERT_ROWS:]},
+        checks=[*report.checks, healthy],
+    )
+
+
+def _alert_rows(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Scalar]]:
+    """A row an alert, in the order in which they were raised; `resolved` is empty while one lasts."""
+    rows: list[dict[str, Scalar]] = []
+    lasting: dict[str, dict[str, Scalar]] = {}
+    for event in events:
+        alert, at = event["alert"], datetime.fromtimestamp(event["time"], UTC).isoformat(timespec="seconds")
+        if event["event"] == "raised":
+            about = {"rule": alert["name"], "route": alert["route"], "message": alert["message"], "step": alert["step"]}
+            rows.append({**about, "raised": at, "resolved": ""})
+            lasting[alert["name"]] = rows[-1]
+        elif alert["name"] in lasting:
+            lasting.pop(alert["name"])["resolved"] = at
+    return rows

@@ -1,17 +1,16 @@
 """What a person sees: the lineage, a loss plot and a check, read in a real browser and held against the records."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from marin_core.artifact import ArtifactId
+from tests.browser.conftest import PATIENCE_MS
 from tests.integration.deployment import Deployment, running
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
-PATIENCE_MS = 120_000
 
 
 @pytest.fixture(scope="module")
@@ -19,20 +18,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     with running(tmp_path_factory.mktemp("ui")) as deployment:
         deployment.command("marin", "materialize", "small", timeout_seconds=600)
         yield deployment
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.fail("no Chromium found; install one, for example the package chromium")
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        page.set_default_timeout(PATIENCE_MS)
-        yield page
-        browser.close()
 
 
 def screenshot(page: Page, deployment: Deployment, name: str) -> None:

@@ -1,0 +1,1 @@
+"""Experiments that browser tests look at; loaded through MARIN_EXPERIMENTS."""
