@@ -45,6 +45,12 @@ def code_state(digest: str) -> Code:
     return Code(git_commit=commit, dirty=dirty, packages=dict(_installed()), digest=digest)
 
 
+def source_commit() -> str | None:
+    """Git commit of the project's checkout, marked where the tree has changes; None outside one."""
+    commit, dirty = _checkout("")
+    return f"{commit}, with changes" if commit and dirty else commit
+
+
 @cache
 def _checkout(digest: str) -> tuple[str | None, bool | None]:
     """Commit and cleanliness; of a digest, since another look is due when the code has changed. Asking git takes longer than many a job."""

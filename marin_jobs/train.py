@@ -11,6 +11,7 @@ from marin_core.report import Check, Report, Scalar
 from marin_core.train.health import read_alerts
 from marin_core.train.loop import RoutingResult, TrainResult, train
 from marin_core.train.run_record import carry_over_run
+from marin_jobs.provenance import source_commit
 from marin_jobs.runtime import JobContext
 
 GANG = True
@@ -35,6 +36,7 @@ def run(job: JobContext) -> Report:
         job.reporter,
         fingerprint=job.spec.fingerprint,
         run_name=config.run_name,
+        source_commit=source_commit(),
         tracker_dir=job.scratch,
         phase_borders=tuple(loader.order.first_steps[1:]),
         retried=(job.output / "run.json").exists(),

@@ -35,6 +35,7 @@ def add_command(commands: Commands, common: Common) -> None:
     plan.add_argument("--sequence", type=positive, metavar="N", help="tokens of a sequence (default: the model's longest context)")
     plan.add_argument("--microbatches", type=positive, metavar="N", default=1, help="parts of a step that run one after the other")
     plan.add_argument("--attention-block", type=positive, metavar="N", help="queries whose scores exist at once (default: the preset's)")
+    plan.add_argument("--optimizer", choices=("adamw", "lion", "muon", "muonh"), default="adamw", help="what updates the parameters")
     plan.add_argument("--first-moment", choices=("float32", "bfloat16"), default="float32", help="type of the optimizer's first moment")
     plan.add_argument("--tokens", type=positive, metavar="N", help="token budget, for days, energy and cost (default: one step)")
     plan.add_argument("--price", type=float, metavar="PER_HOUR", help="of one device, in any currency")
@@ -98,20 +99,24 @@ def _plan_config(options: argparse.Namespace) -> "PlanConfig":
     from marin_core.hardware import FleetConfig, MeshShape
     from marin_core.model.presets import preset
     from marin_core.plan.config import PlanConfig
-    from marin_core.train.config import OptimizerConfig, TrainConfig
+    from marin_core.train.checkpoint.config import CheckpointPolicy
+    from marin_core.train.config import TrainConfig
+    from marin_core.train.optimizers.config import AdamW, Lion, Muon, MuonH
+    from marin_core.train.schedules import Wsd
 
     model = preset(options.preset)
     if options.attention_block is not None:
         model = model.changed(attention_block=options.attention_block)
     fleet = FleetConfig(mesh=MeshShape.parse(options.mesh), device=options.device, price_per_device_hour=options.price)
+    optimizer = {"adamw": AdamW, "lion": Lion, "muon": Muon, "muonh": MuonH}[options.optimizer]
     train = TrainConfig(
         model=model,
-        optimizer=OptimizerConfig(warmup_steps=0, first_moment_dtype=options.first_moment),
+        optimizer=optimizer(schedule=Wsd(), first_moment_dtype=options.first_moment, gradient_clip=None),
         num_steps=1,
         global_batch_size=options.batch or SEQUENCES_PER_DEVICE * fleet.mesh.devices,
         sequence_length=options.sequence or model.max_sequence_length,
         micro_batches=options.microbatches,
-        checkpoint_every_steps=1,
+        checkpoints=CheckpointPolicy(permanent_every_steps=1),
     )
     return PlanConfig(train=train, fleet=fleet, total_tokens=options.tokens)
 

@@ -13,12 +13,12 @@ def run(preset: str, devices: int, *, micro_batches: int, num_steps: int) -> lab
     """
     return lab.TrainConfig(
         model=lab.preset(preset).changed(attention_block=128),
-        optimizer=lab.OptimizerConfig(first_moment_dtype="bfloat16", gradient_clip=None),
+        optimizer=lab.AdamW(first_moment_dtype="bfloat16", gradient_clip=None),
         num_steps=num_steps,
         global_batch_size=SEQUENCES_PER_DEVICE * devices,
         sequence_length=4096,
         micro_batches=micro_batches,
-        checkpoint_every_steps=10_000,
+        checkpoints=lab.CheckpointPolicy(permanent_every_steps=6_000),
     )
 
 

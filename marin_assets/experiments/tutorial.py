@@ -24,11 +24,10 @@ run = lab.train_lm(
     V,
     data,
     model=lab.moe_tiny(vocab_size=512),
-    optimizer=lab.OptimizerConfig(learning_rate=4e-3, warmup_steps=50),
+    optimizer=lab.AdamW(learning_rate=4e-3, schedule=lab.Wsd(warmup_steps=50)),
     num_steps=500,
     global_batch_size=16,
-    checkpoint_every_steps=125,
-    temporary_checkpoint_every_steps=25,
+    checkpoints=lab.CheckpointPolicy(permanent_every_steps=125, temporary_every_steps=25),
 )
 scores = lab.evaluate(
     "evals/tutorial/moe_tiny",

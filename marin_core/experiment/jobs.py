@@ -51,6 +51,7 @@ class TrainJob(Config):
     mixture: str
     components: dict[str, tuple[str, ...]]
     run_name: str
+    earlier_run: str | None = None
     train: TrainConfig
 
 

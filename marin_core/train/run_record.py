@@ -7,7 +7,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from marin_core.config import Config
+from marin_core.distributed import BARRIER_SECONDS, barrier, is_lead
 from marin_core.errors import ConfigError
+from marin_core.train.checkpoint.metadata import METADATA_FILE
 from marin_core.train.config import TrainConfig
 
 
@@ -21,19 +23,19 @@ class RunRecord(Config):
 
 
 def open_run(run_dir: Path, config: TrainConfig, *, fingerprint: str, run_name: str) -> RunRecord:
-    """Read the record of a run that resumes, or write that of a new one.
+    """Read the record of a run that resumes, or write that of a new one; of several processes the first writes it.
 
     Raises:
         ConfigError: if the directory belongs to a run with another fingerprint.
     """
     path = run_dir / "run.json"
-    if not path.exists():
+    if is_lead() and not path.exists():
         record = RunRecord(fingerprint=fingerprint, run_name=run_name, tracker_run_id=uuid4().hex[:16], config=config)
         run_dir.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(".json.new")
         scratch.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
         scratch.replace(path)
-        return record
+    barrier("run record", BARRIER_SECONDS)
     record = read_run(run_dir)
     if record.fingerprint != fingerprint:
         raise ConfigError(
@@ -53,7 +55,7 @@ def carry_over_run(previous: Path, run_dir: Path) -> None:
         if path.name == "checkpoints":
             (run_dir / "checkpoints").mkdir()
             for checkpoint in path.iterdir():
-                if checkpoint.name.isdigit():
+                if (checkpoint / METADATA_FILE).exists():
                     shutil.copytree(checkpoint, run_dir / "checkpoints" / checkpoint.name, copy_function=_link_or_copy)
         elif path.is_dir():
             shutil.copytree(path, run_dir / path.name, symlinks=True)

@@ -8,21 +8,25 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from marin_core.data.batch import Batch
 from marin_core.model.config import TransformerConfig
-from marin_core.model.loss import next_token_loss
+from marin_core.model.loss import next_token_loss, sample_next_tokens
 from marin_core.model.mesh import RACK, batch_sharding, mesh_size, over_racks, parameter_sharding, spread_tokens, token_axes
 from marin_core.model.moe.balance import Balancer, BalancerState, make_balancer
 from marin_core.model.moe.layer import LayerStatistics, merge_micro_batches, merge_racks
 from marin_core.model.transformer import Params, SplitTransformer
-from marin_core.train.config import OptimizerConfig, TrainConfig
-from marin_core.train.optimizer import learning_rate_schedule, make_optimizer
+from marin_core.train.config import TrainConfig
+from marin_core.train.norms import layer_norms
+from marin_core.train.optimizers.build import learning_rates, make_optimizer, optimizer_metrics
+from marin_core.train.optimizers.config import Optimizer, Sophia
+from marin_core.train.schedules import BatchStage
 
-StepOutput = dict[str, jax.Array]
-"""float32 scalars loss, cross_entropy, gradient_norm, learning_rate, loss_tokens (Σ weights); routing statistics [L] and [L, E]."""
+StepOutput = dict[str, Any]
+"""float32 scalars loss, cross_entropy, gradient_norm, learning_rate/GROUP, loss_tokens (Σ weights), what the optimizer says about itself;
+routing statistics [L] and [L, E]; and as `norms` those of `layer_norms`, of parameters as they were before the update."""
 
 
 class TrainState(NamedTuple):
@@ -45,8 +49,12 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, StepOutput]]
 
 
 def compiler_options() -> dict[str, str | int]:
-    """Options for XLA on the default backend: its newer CPU dot library takes half as long again to compile and isn't faster here."""
-    return {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
+    """Options for XLA on the default backend.
+
+    On a CPU its newer library takes half as long again to compile products, and isn't faster at them. At sums it takes half as long as
+    the windows that XLA splits them into without it.
+    """
+    return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"} if jax.default_backend() == "cpu" else {}
 
 
 def initial_state(config: TrainConfig, mesh: Mesh | None = None) -> TrainState:
@@ -72,14 +80,15 @@ def abstract_state(config: TrainConfig, mesh: Mesh | None = None) -> TrainState:
     return cast(TrainState, jax.tree_util.tree_map_with_path(placed, shapes))
 
 
-def abstract_batch(config: TrainConfig, mesh: Mesh | None = None) -> Batch:
-    """Shapes, types and shardings of a step's batch; allocates nothing."""
-    shape, sharding = (config.global_batch_size, config.sequence_length), batch_sharding(mesh)
+def abstract_batch(config: TrainConfig, mesh: Mesh | None = None, stage: BatchStage | None = None) -> Batch:
+    """Shapes, types and shardings of a step's batch, of the first stage if none is given; allocates nothing."""
+    stage = stage or config.batches.stages[0]
+    shape, sharding = (stage.global_batch_size, stage.sequence_length), batch_sharding(mesh)
     leaves = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in (jnp.int32, jnp.int32, jnp.float32))
     return Batch(*leaves)  # type: ignore[arg-type]
 
 
-def _new_state(model: TransformerConfig, optimizer: OptimizerConfig, num_steps: int, seed: int) -> TrainState:
+def _new_state(model: TransformerConfig, optimizer: Optimizer, num_steps: int, seed: int) -> TrainState:
     params = SplitTransformer(model).init(jax.random.key(seed))
     balancer_state = make_balancer(model.moe).init(model.layers, _experts(model))
     return TrainState(params, make_optimizer(optimizer, num_steps).init(params), balancer_state, jnp.int32(0))
@@ -99,18 +108,27 @@ def make_train_step(config: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
 
 @lru_cache(maxsize=4)  # A run that resumes in the same process doesn't compile again.
 def _make_train_step(
-    model_config: TransformerConfig, optimizer_config: OptimizerConfig, num_steps: int, micro_batches: int, mesh: Mesh | None
+    model_config: TransformerConfig, optimizer_config: Optimizer, num_steps: int, micro_batches: int, mesh: Mesh | None
 ) -> TrainStep:
     model = SplitTransformer(model_config)
     balancer = make_balancer(model_config.moe)
     optimizer = make_optimizer(optimizer_config, num_steps)
-    schedule = learning_rate_schedule(optimizer_config, num_steps)
+    rates = learning_rates(optimizer_config, num_steps)
     learn = partial(_gradient, model, balancer, micro_batches * (1 if mesh is None else mesh.shape[RACK]))
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepOutput]:
         bias = balancer.bias(state.balancer_state, model_config.layers, _experts(model_config))
-        gradient, losses, statistics = _learn_over_racks(learn, state.params, bias, batch, state.step, micro_batches)
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params)
+        gradient, losses, statistics = _learn_over_racks(
+            learn, state.params, bias, batch, state.step, micro_batches, observed=model_config.moe is not None
+        )
+
+        def sampled_gradient(key: jax.Array) -> tuple[Params, jax.Array]:
+            sampled = partial(_sampled_gradient, model, key)
+            found, losses, _ = _learn_over_racks(sampled, state.params, bias, batch, state.step, micro_batches, observed=False)
+            return found, losses.loss_tokens
+
+        extra = {"sampled_gradient": sampled_gradient} if isinstance(optimizer_config, Sophia) else {}
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params, value=losses.loss, **extra)
         params = optax.apply_updates(state.params, updates)
         valid_tokens = jnp.sum(batch.segment_ids >= 0, dtype=jnp.int32)
         observed = () if statistics is None else statistics.observation
@@ -118,13 +136,32 @@ def _make_train_step(
         output = {
             **losses._asdict(),
             "gradient_norm": optax.tree.norm(gradient),
-            "learning_rate": schedule(state.step),
+            **{f"learning_rate/{group}": rate for group, rate in rates(state.step).items()},
+            **_optimizer_output(state.optimizer_state, optimizer_state),
+            "norms": layer_norms(state.params, gradient, updates),
             **({} if statistics is None else _routing_output(statistics, valid_tokens)),
             **balance,
         }
-        return _keep_placed(TrainState(params, optimizer_state, balancer_state, state.step + 1), mesh), output
+        return _keep_placed(TrainState(params, optimizer_state, balancer_state, state.step + 1), mesh), _everywhere(output, mesh)
 
     return jax.jit(train_step, donate_argnums=0, compiler_options=compiler_options())
+
+
+def compile_train_step(config: TrainConfig, mesh: Mesh | None, stage: BatchStage) -> TrainStep:
+    """`make_train_step`, compiled for the batches of a stage before there is any data; it takes no others.
+
+    JAX keeps the program, so that a run which resumes in the same process doesn't compile again.
+    """
+    lowered = make_train_step(config, mesh).lower(abstract_state(config, mesh), abstract_batch(config, mesh, stage))  # type: ignore[attr-defined]
+    return cast(TrainStep, lowered.compile())
+
+
+def _optimizer_output(before: Any, after: Any) -> StepOutput:
+    """What the optimizer says about itself, and `skipped`: 1 where it left this update out (absent where it never would)."""
+    output = optimizer_metrics(after)
+    if "skipped_steps" in output:
+        output["skipped"] = output["skipped_steps"] - optimizer_metrics(before)["skipped_steps"]
+    return output
 
 
 def _keep_placed(state: TrainState, mesh: Mesh | None) -> TrainState:
@@ -136,6 +173,13 @@ def _keep_placed(state: TrainState, mesh: Mesh | None) -> TrainState:
         return cast(jax.Array, jax.lax.with_sharding_constraint(leaf, parameter_sharding(mesh, path, leaf)))
 
     return cast(TrainState, jax.tree_util.tree_map_with_path(keep, state))
+
+
+def _everywhere(output: StepOutput, mesh: Mesh | None) -> StepOutput:
+    """The output, whole on every device: each process of several reads all of it."""
+    if mesh is None:
+        return output
+    return cast(StepOutput, jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, P())), output))
 
 
 def _experts(model: TransformerConfig) -> int:
@@ -157,8 +201,10 @@ Learn = Callable[[Params, jax.Array, Batch, jax.Array, jax.Array], Learned]
 """(parameters, selection bias, sequences, step, divisor of the losses) → what those sequences contribute."""
 
 
-def _learn_over_racks(learn: Learn, params: Params, bias: jax.Array, batch: Batch, step: jax.Array, micro_batches: int) -> Learned:
-    """Gradient, losses and statistics of a whole step.
+def _learn_over_racks(
+    learn: Learn, params: Params, bias: jax.Array, batch: Batch, step: jax.Array, micro_batches: int, *, observed: bool
+) -> Learned:
+    """Gradient, losses and (where `observed`) statistics of a whole step.
 
     Every rack works through its own sequences alone; gradients cross racks once, summed in float32, behind the last micro-batch. Left
     to XLA, they would in every layer of every micro-batch.
@@ -175,7 +221,7 @@ def _learn_over_racks(learn: Learn, params: Params, bias: jax.Array, batch: Batc
 
     everywhere: Any = P()
     seen = LayerStatistics(*[everywhere] * len(LayerStatistics._fields))._replace(observation=P(None, RACK))
-    spread = over_racks(here, in_specs=(P(), P(), P(RACK), P(), P()), out_specs=(P(), P(), seen if bias.size else P()))
+    spread = over_racks(here, in_specs=(P(), P(), P(RACK), P(), P()), out_specs=(P(), P(), seen if observed else P()))
     weight = jnp.sum(batch.loss_weight[:, :-1])  # the last token of a sequence predicts nothing
     return spread(params, bias, batch, step, weight)
 
@@ -209,6 +255,25 @@ def _gradient(
 
     gradient, (losses, statistics) = jax.grad(loss_of, has_aux=True)(params)
     return gradient, losses, statistics
+
+
+def _sampled_gradient(
+    model: SplitTransformer, key: jax.Array, params: Params, bias: jax.Array, batch: Batch, step: jax.Array, weight: jax.Array
+) -> Learned:
+    """Like `_gradient`, of the cross entropy against tokens that the model itself draws: what Sophia estimates the Hessian from."""
+
+    def loss_of(params: Params) -> tuple[jax.Array, Losses]:
+        network = model.bind(params)
+        tokens, segment_ids, loss_weight = (jnp.asarray(leaf) for leaf in batch)
+        hidden, _ = network(tokens, segment_ids, bias, None, step)
+        head, soft_cap = network.head, model.config.logit_soft_cap
+        drawn = sample_next_tokens(hidden, head, tokens, key, soft_cap=soft_cap)
+        sums = next_token_loss(hidden, head, drawn, loss_weight, soft_cap=soft_cap)
+        loss = sums.total / weight
+        return loss, Losses(loss, loss, sums.weight)
+
+    gradient, losses = jax.grad(loss_of, has_aux=True)(params)
+    return gradient, losses, None
 
 
 def _accumulate(

@@ -7,20 +7,21 @@ import pytest
 
 from marin_core.artifact import ArtifactStep
 from marin_core.errors import ConfigError
-from marin_core.experiment import OptimizerConfig, moe_tiny, plan
+from marin_core.experiment import AdamW, Wsd, moe_tiny, plan
 from marin_core.plan.config import CHECKS, EXPERTS_STAY, FITS_MEMORY
 from marin_core.plan.report import PlanReport
+from marin_core.train.checkpoint.config import CheckpointPolicy
 from marin_core.train.config import TrainConfig
 from tests.assets.conftest import LabUnderTest, checks, metadata
 from tests.experiment.test_handles import MIX, training
 
 TINY = TrainConfig(
     model=moe_tiny(vocab_size=64, layers=1, d_model=32, heads=2, head_dim=8, gated_norm_rank=4),
-    optimizer=OptimizerConfig(warmup_steps=1),
+    optimizer=AdamW(schedule=Wsd(warmup_steps=1)),
     num_steps=10,
     global_batch_size=8,
     sequence_length=16,
-    checkpoint_every_steps=10,
+    checkpoints=CheckpointPolicy(permanent_every_steps=10),
 )
 
 

@@ -23,10 +23,10 @@ MIX = lab.mixture("mixtures/x", "v1", {TOKENS: 1.0}, sequence_length=32)
 def training(**changes: object) -> ArtifactStep:
     values: dict[str, object] = {
         "model": lab.moe_tiny(vocab_size=300),
-        "optimizer": lab.OptimizerConfig(warmup_steps=1),
+        "optimizer": lab.AdamW(schedule=lab.Wsd(warmup_steps=1)),
         "num_steps": 10,
         "global_batch_size": 2,
-        "checkpoint_every_steps": 4,
+        "checkpoints": lab.CheckpointPolicy(permanent_every_steps=4),
     }
     return lab.train_lm("checkpoints/x", "v1", MIX, **(values | changes))  # type: ignore[arg-type]
 
@@ -50,9 +50,9 @@ def mix(weight: float, *more: float) -> Callable[[], ArtifactStep]:
         (lambda: lab.raw_source("raw/x", "v1", lab.PythonStdlib(domains=("novels",)), license="MIT"), ["domains", "novels"]),  # type: ignore[arg-type]
         (lambda: lab.filtered("filtered/x", "v1", RAW, shards=0), ["shards", "0"]),
         (lambda: lab.MinCharacters(charactres=3), ["unknown field 'charactres'", "characters"]),  # type: ignore[call-arg]
-        (lambda: lab.OptimizerConfig(learning_rate=-1), ["learning_rate", "-1"]),
+        (lambda: lab.AdamW(learning_rate=-1), ["learning_rate", "-1"]),
         (lambda: training(num_steps=0), ["num_steps", "0"]),
-        (lambda: training(optimizer=lab.OptimizerConfig(warmup_steps=10)), ["warmup_steps = 10", "num_steps = 10"]),
+        (lambda: training(optimizer=lab.AdamW(schedule=lab.Wsd(warmup_steps=10))), ["warmup_steps = 10", "num_steps = 10"]),
         (lambda: lab.train_lm("checkpoints/x", "v1", TOKENS, **{}), ["tokenized/x@v1", "no mixture"]),
     ],
 )
@@ -84,7 +84,7 @@ assert tutorial.EXPERIMENT.targets
 
 def test_changing_the_learning_rate_changes_the_training_and_what_is_downstream_only() -> None:
     def graph(learning_rate: float) -> dict[str, str]:
-        run = training(optimizer=lab.OptimizerConfig(learning_rate=learning_rate, warmup_steps=1))
+        run = training(optimizer=lab.AdamW(learning_rate=learning_rate, schedule=lab.Wsd(warmup_steps=1)))
         baseline = lab.ngram_baseline("baselines/x", "v1", MIX, held_out={"code": HELD_OUT})
         tasks = lab.eval_tasks("eval_tasks/x", "v1", {"code": SHARDS})
         scores = lab.evaluate("evals/x", "v1", run, held_out={"code": HELD_OUT}, tasks=tasks, baseline=baseline)

@@ -11,7 +11,9 @@ from marin_core.plan.config import PlanConfig
 from marin_core.plan.groups import Crossing
 from marin_core.plan.hlo import Collective
 from marin_core.plan.traffic import expert_rows, purpose, sent_bytes, summarise
-from marin_core.train.config import OptimizerConfig, TrainConfig
+from marin_core.train.checkpoint.config import CheckpointPolicy
+from marin_core.train.config import TrainConfig
+from marin_core.train.optimizers.config import AdamW
 
 FLEET = {"rack": 11, "expert": 64}
 WITHIN = Crossing(("expert",), 64, (1, 64))
@@ -40,11 +42,11 @@ def collective(kind: str, crossing: Crossing, operand_bytes: int = 704_000, **ch
 def hero(**changes: Any) -> PlanConfig:
     train: dict[str, Any] = {
         "model": preset("marin_535b_a23b"),
-        "optimizer": OptimizerConfig(),
+        "optimizer": AdamW(),
         "num_steps": 390_251,
         "global_batch_size": 11_264,
         "sequence_length": 4096,
-        "checkpoint_every_steps": 1000,
+        "checkpoints": CheckpointPolicy(permanent_every_steps=1000),
     }
     fleet = FleetConfig(mesh=MeshShape.parse("11x64"), device="gb200")
     return PlanConfig(train=TrainConfig(**(train | changes)), fleet=fleet)

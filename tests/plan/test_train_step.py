@@ -9,7 +9,9 @@ from marin_core.plan.build import make_plan
 from marin_core.plan.config import EXPERTS_STAY, ONLY_SUMS, PlanConfig
 from marin_core.plan.process import plan_run
 from marin_core.plan.report import PlanReport
-from marin_core.train.config import OptimizerConfig, TrainConfig
+from marin_core.train.checkpoint.config import CheckpointPolicy
+from marin_core.train.config import TrainConfig
+from marin_core.train.optimizers.config import AdamW
 from tests.plan.test_traffic import hero
 
 GIB = 2**30
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.slow
 def tiny(**changes: object) -> PlanConfig:
     model = moe_tiny(vocab_size=64, layers=2, d_model=32, heads=2, head_dim=8, gated_norm_rank=4)
     values: dict[str, object] = {"model": model, "global_batch_size": 8, "sequence_length": 16}
-    train = TrainConfig(optimizer=OptimizerConfig(), num_steps=100, checkpoint_every_steps=10, **(values | changes))  # type: ignore[arg-type]
+    train = TrainConfig(optimizer=AdamW(), num_steps=100, checkpoints=CheckpointPolicy(permanent_every_steps=10), **(values | changes))  # type: ignore[arg-type]
     return PlanConfig(train=train, fleet=FleetConfig(mesh=MeshShape.parse("2x4"), device="gb200"))
 
 
@@ -80,7 +82,7 @@ def test_ragged_is_planned_with_a_stand_in() -> None:
 def test_the_large_model_stays_under_180_gib_and_keeps_its_promises() -> None:
     """All 48 layers on 704 devices, 11,264 sequences of 4,096 tokens."""
     model = hero().train.model.changed(attention_block=128)
-    config = hero(model=model, micro_batches=16, optimizer=OptimizerConfig(first_moment_dtype="bfloat16"))
+    config = hero(model=model, micro_batches=16, optimizer=AdamW(first_moment_dtype="bfloat16"))
     report, _ = plan_run(config, lambda line: None)
     assert {EXPERTS_STAY, ONLY_SUMS} <= passed(report), report.checks
     assert report.memory.peak_bytes < 180 * GIB

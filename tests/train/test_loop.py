@@ -10,7 +10,8 @@ import pytest
 from marin_core.data.batch import Batch
 from marin_core.errors import ConfigError, DataError, PreemptedError
 from marin_core.report import SilentReporter
-from marin_core.train.checkpoint import CheckpointStore
+from marin_core.train.checkpoint.config import CheckpointPolicy
+from marin_core.train.checkpoint.store import CheckpointStore
 from marin_core.train.inference import load_model
 from marin_core.train.loop import TrainResult, train
 from marin_core.train.metrics import read_metrics
@@ -44,7 +45,9 @@ class Recorder(SilentReporter):
 
 def exact_rows(run_dir: Path) -> list[dict[str, object]]:
     """All that a row says except how long it took."""
-    return [{name: value for name, value in row.items() if name != "tokens_per_second"} for row in read_metrics(run_dir / "metrics.jsonl")]
+    measured = ("throughput/", "memory/", "time")
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not name.startswith(measured)} for row in rows]
 
 
 def test_the_run_learns_and_reports(finished: Finished) -> None:
@@ -74,10 +77,11 @@ def test_plots_are_small_and_deterministic(finished: Finished, tmp_path: Path) -
 
     run_dir, result = finished
     again = draw_plots(read_metrics(run_dir / "metrics.jsonl"), tmp_path)
-    assert sorted(again) == sorted(result.plots) == ["expert_load", "load_cv", "loss"]
+    assert sorted(again) == sorted(result.plots)
+    assert {"loss", "load_cv", "expert_load"} <= set(again)
     for name, path in again.items():
         assert path.read_bytes() == result.plots[name].read_bytes()
-        assert 1_000 < path.stat().st_size < 60_000
+        assert 1_000 < path.stat().st_size < 100_000
 
 
 def test_a_finished_run_started_again_does_nothing_new(finished: Finished, tmp_path: Path) -> None:
@@ -92,11 +96,11 @@ def test_a_finished_run_started_again_does_nothing_new(finished: Finished, tmp_p
 
 def test_a_stop_request_saves_and_the_next_start_continues_bit_for_bit(finished: Finished, tmp_path: Path) -> None:
     run_dir, result = finished
-    with pytest.raises(PreemptedError, match="after step 6 of 12"):
-        run(tmp_path / "run", Recorder(stop_after=6), temporary_checkpoint_every_steps=None)
+    with pytest.raises(PreemptedError, match="after step 7 of 12"):
+        run(tmp_path / "run", Recorder(stop_after=6), checkpoints=CheckpointPolicy(permanent_every_steps=4))
     reporter = Recorder()
-    resumed = run(tmp_path / "run", reporter, temporary_checkpoint_every_steps=None)
-    assert any("from step 6" in line for line in reporter.lines)
+    resumed = run(tmp_path / "run", reporter, checkpoints=CheckpointPolicy(permanent_every_steps=4))
+    assert any("from step 7" in line for line in reporter.lines)
     assert exact_rows(tmp_path / "run") == exact_rows(run_dir)
     assert resumed.checkpoint_digests == result.checkpoint_digests
     assert reporter.metric_steps == [8, 11]
@@ -106,8 +110,9 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(finished: 
     run_dir, result = finished
     copy = tmp_path / "run"
     shutil.copytree(run_dir, copy)
-    for path in (copy / "checkpoints" / "12").rglob("d/*"):
-        path.write_bytes(path.read_bytes()[:100])
+    for path in (copy / "checkpoints" / "12").rglob("*"):
+        if path.is_file() and path.stat().st_size > 10_000:
+            path.write_bytes(path.read_bytes()[:100])
     reporter = Recorder()
     again = run(copy, reporter)
     assert any("step 12 can't be read" in line for line in reporter.lines)
@@ -120,9 +125,8 @@ def test_an_uncommitted_checkpoint_does_not_exist(finished: Finished, tmp_path: 
     run_dir, _ = finished
     copy = tmp_path / "run"
     shutil.copytree(run_dir, copy)
-    # Where renaming is atomic, a checkpoint is committed by getting its final name.
-    (copy / "checkpoints" / "12").rename(copy / "checkpoints" / "12.orbax-checkpoint-tmp")
-    with CheckpointStore(copy, (4, 8, 12)) as store:
+    (copy / "checkpoints" / "12" / "metadata.json").unlink()
+    with CheckpointStore(copy) as store:
         assert store.steps() == [4, 8]
 
 
@@ -133,13 +137,13 @@ def test_a_directory_of_another_run_is_refused(finished: Finished) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_before_any_save(tmp_path: Path) -> None:
-    def poisoned(step: int) -> Batch:
-        batch = batches(step)
+    def poisoned(step: int, host: int, hosts: int) -> Batch:
+        batch = batches(step, host, hosts)
         return batch._replace(loss_weight=batch.loss_weight * np.float32(np.nan)) if step == 5 else batch
 
     with pytest.raises(DataError, match="loss of step 5 is nan on batch 5"):
         train(tiny_config(), poisoned, tmp_path / "run", SilentReporter(), fingerprint=FINGERPRINT, run_name="tiny")
-    with CheckpointStore(tmp_path / "run", (4,)) as store:
+    with CheckpointStore(tmp_path / "run") as store:
         assert store.steps() == [4, 5]
     assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 5
 
@@ -154,7 +158,12 @@ def test_a_loss_that_is_not_finite_stops_before_any_save(tmp_path: Path) -> None
 def test_a_batch_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(DataError, match=message):
         train(
-            tiny_config(), lambda step: batches(step)._replace(**change), tmp_path / "run", SilentReporter(), fingerprint="f", run_name="r"
+            tiny_config(),
+            lambda step, host, hosts: batches(step, host, hosts)._replace(**change),
+            tmp_path / "run",
+            SilentReporter(),
+            fingerprint="f",
+            run_name="r",
         )
 
 

@@ -15,7 +15,10 @@ from marin_core.model.config import MoEConfig
 from marin_core.model.mesh import make_mesh
 from marin_core.model.presets import moe_tiny
 from marin_core.train import step as step_module
-from marin_core.train.config import OptimizerConfig, TrainConfig
+from marin_core.train.checkpoint.config import CheckpointPolicy
+from marin_core.train.config import TrainConfig
+from marin_core.train.optimizers.config import AdamW
+from marin_core.train.schedules import Wsd
 from marin_core.train.step import TrainState, abstract_batch, abstract_state, initial_state, make_train_step
 from tests.train.tiny_run import batches
 
@@ -28,8 +31,9 @@ def config(**changes: Any) -> TrainConfig:
     moe = MoEConfig(experts=8, experts_per_token=2, latent_dim=16, expert_width=16, capacity_factor=4.0)
     features: dict[str, Any] = {"d_model": 32, "head_dim": 8, "layers": 2, "window": 16, "gated_norm_rank": 0, "short_conv_kernel": 2}
     model = moe_tiny(64, moe=moe, **features)
-    values: dict[str, Any] = {"num_steps": 12, "global_batch_size": 8, "sequence_length": 64, "checkpoint_every_steps": 4}
-    return TrainConfig(model=model, optimizer=OptimizerConfig(warmup_steps=2), **(values | changes))
+    values: dict[str, Any] = {"num_steps": 12, "global_batch_size": 8, "sequence_length": 64}
+    values["checkpoints"] = CheckpointPolicy(permanent_every_steps=4)
+    return TrainConfig(model=model, optimizer=AdamW(schedule=Wsd(warmup_steps=2)), **(values | changes))
 
 
 def run(chosen: TrainConfig, mesh: Mesh | None) -> tuple[Outputs, TrainState]:

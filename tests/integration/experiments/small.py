@@ -15,11 +15,10 @@ run = lab.train_lm(
     "v1",
     data,
     model=lab.moe_tiny(vocab_size=300),
-    optimizer=lab.OptimizerConfig(learning_rate=3e-3, warmup_steps=5),
+    optimizer=lab.AdamW(learning_rate=3e-3, schedule=lab.Wsd(warmup_steps=5)),
     num_steps=40,
     global_batch_size=8,
-    checkpoint_every_steps=20,
-    temporary_checkpoint_every_steps=5,
+    checkpoints=lab.CheckpointPolicy(permanent_every_steps=20, temporary_every_steps=5),
 )
 tasks = TaskSetConfig(tasks=("doc_continuation",), examples_per_task=20, minimum_examples=4)
 scores = lab.evaluate(
