@@ -46,11 +46,12 @@ test-slow: $(INSTALLED) ## Run what `make test` leaves out, but for what takes m
 test-long: $(INSTALLED) ## Run the tests that take many minutes: long reference runs of balancers.
 	@$(PYTEST) --timeout 3600 -m long
 
-drill: $(INSTALLED) ## Kill builders and jobs 500 times at random instants, on files and on a fake Google Cloud Storage; prints the counts.
+drill: $(INSTALLED) ## Kill builders and jobs 500 times at random instants, and break trainings in a dozen ways; prints both tables.
 	@$(BIN)/python -m tests.faults.drill --kills 500 --store both
+	@$(BIN)/python -m tests.train.drill
 
 bench: $(INSTALLED) ## Measure everything beside its peers, which are installed into throwaway environments.
-	@for name in executor balance dispatch moe_step; do $(BIN)/python -m benchmarks.$$name || exit; done
+	@for name in executor balance dispatch moe_step checkpoint balancers; do $(BIN)/python -m benchmarks.$$name || exit; done
 
 lint: $(INSTALLED) ## Check style and types.
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -5,9 +5,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import executor, moe_step, moe_step_ours
+from benchmarks import balancers, checkpoint, executor, moe_step, moe_step_ours
 from benchmarks.moe_step_shapes import SHAPES, Shape
 from benchmarks.peers import PeerError
 from benchmarks.timing import Timing
@@ -166,3 +167,61 @@ def test_the_training_step_is_measured_without_peers(tmp_path: Path, monkeypatch
     }
     measures = [row["measure"] for row in rows]
     assert {"MoE: speed", "dense: speed by CPU", "MoE: router, balancer and bookkeeping, CPU", "MoE: assignments dropped"} <= set(measures)
+
+
+def test_checkpoints_are_measured_beside_orbax_and_tensorstore(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint.json"
+    checkpoint.main(["--json", str(file), "--gigabytes", "0.02", "--rounds", "1", "--steps", "2", "--folder", str(tmp_path)])
+    written = json.loads(file.read_text())
+    assert {"jax", "orbax-checkpoint", "tensorstore"} <= written["versions"].keys()
+    rows = {(row["measure"], row["peer_name"]): row for row in written["rows"]}
+    assert len(rows) == len(written["rows"]) == 12
+    assert all(row["ours"] is not None and row["peer"] is not None and row["reason"] is None for row in rows.values())
+    share = rows["the same, share of Orbax's blocking save", "goal"]
+    waits = rows["a save keeps the training waiting", "Orbax, blocking"]
+    assert share["ours"] == pytest.approx(100 * waits["ours"] / waits["peer"])
+    assert not any(path.is_dir() for path in tmp_path.iterdir())
+
+
+def made_up_steps(balancer: Any, steps: int, seed: int) -> list[dict[str, float]]:
+    """Rows of a run whose loads settle from a spread of 1 to one that tells the balancers apart."""
+    spread = {"none": 1.0, "aux_loss": 0.5}.get(balancer.name, 0.25)
+    start = {"cross_entropy": 5.0, "load_cv": 1.0, "load_max_violation": 4.0, "drop_fraction": 0.4}
+    return [{name: value * (1.0 if step < 10 else spread) for name, value in start.items()} for step in range(steps)]
+
+
+def test_balancers_are_shown_side_by_side_at_the_end_and_drawn_over_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(balancers, "trained", made_up_steps)
+    balancers.main(["--steps", "60", "--json", str(tmp_path / "balancers.json")])
+    rows = json.loads((tmp_path / "balancers.json").read_text())["rows"]
+    assert {(row["measure"], row["peer_name"]) for row in rows} == {
+        (measure, name) for measure, _ in balancers.SHOWN.values() for name in balancers.BALANCERS if name != balancers.DEFAULT
+    }
+    ratios = {row["peer_name"]: row["ratio"] for row in rows if row["measure"] == "load CV"}
+    assert ratios == {"quantile_exact": 1, "loss_free": 1, "aux_loss": 2, "none": 4}
+    assert (tmp_path / "balancers.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert all(shown.count(name) >= len(balancers.SHOWN) for name in balancers.BALANCERS)
+
+
+def test_every_balancer_sees_the_same_topics() -> None:
+    whole = balancers.topic_batch(3, 0, 1)
+    parts = [balancers.topic_batch(3, host, 2).tokens for host in range(2)]
+    assert np.array_equal(np.concatenate(parts), whole.tokens)
+    assert whole.tokens.shape == (balancers.SEQUENCES, balancers.LENGTH)
+    assert not np.array_equal(balancers.topic_batch(4, 0, 1).tokens, whole.tokens)
+    texts = [bytes(text) for text in balancers.topic_texts()]
+    found = [next((number for number, text in enumerate(texts) if bytes(row.astype(np.uint8)) in text), None) for row in whole.tokens]
+    assert None not in found
+    assert len(set(found)) < len(found)  # few topics most of the time
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_balancer_is_trained_with_the_loop_that_every_training_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = balancers.trained(balancers.BALANCERS["quantile_histogram"], steps=12, seed=0)
+    assert len(steps) == 12
+    assert all(0 <= row["drop_fraction"] <= 1 for row in steps)
+    assert steps[-1]["cross_entropy"] < steps[0]["cross_entropy"] < 1.05 * math.log(256)
