@@ -8,7 +8,7 @@ from typing import Any
 from marin_core.data.loader import MixtureLoader
 from marin_core.experiment.jobs import TrainJob
 from marin_core.report import Check, Report, Scalar
-from marin_core.train.health import read_alerts
+from marin_core.train.health.monitor import read_alerts
 from marin_core.train.loop import RoutingResult, TrainResult, train
 from marin_core.train.run_record import carry_over_run
 from marin_jobs.provenance import source_commit

@@ -5,7 +5,11 @@ import signal
 import sys
 
 import absl.logging
+import hypothesis
 
+# How long an example takes says something about the machine, not about the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 os.environ.pop("DAGSTER_HOME", None)
 os.environ.pop("WANDB_API_KEY", None)
 os.environ["WANDB_MODE"] = "offline"

@@ -23,7 +23,7 @@ from marin_core.report import Reporter
 from marin_core.train.checkpoint.config import Kind
 from marin_core.train.checkpoint.store import CheckpointStore
 from marin_core.train.config import TrainConfig
-from marin_core.train.health import RunHistory
+from marin_core.train.health.history import RunHistory
 from marin_core.train.metrics import MetricsFile, Row, layer_metrics, norm_metrics, step_metrics
 from marin_core.train.observer import Observer
 from marin_core.train.order import Batches, Skipped, SkippedBatches, checked_batch

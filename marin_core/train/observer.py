@@ -9,7 +9,9 @@ from time import monotonic
 
 from marin_core.report import Reporter
 from marin_core.train.config import TrainConfig
-from marin_core.train.health import Alert, Health, RunHistory
+from marin_core.train.health.history import RunHistory
+from marin_core.train.health.monitor import Health
+from marin_core.train.health.rules import Alert
 from marin_core.train.metrics import MetricsFile, Row, numbers
 from marin_core.train.plots import draw_plots
 from marin_core.train.run_record import RunRecord

@@ -4,10 +4,10 @@ A learning-rate schedule gives the share of the peak rate at a zero-based step, 
 arithmetic is written once for NumPy (float64, for people and tables) and for `jax.numpy` (float32, for the step itself).
 """
 
+import math
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from marin_core.config import Config
@@ -48,8 +48,9 @@ class Wsd(_Warmup):
         default=0.2, gt=0, le=1, description="Share of all steps that the decay takes, at most what the warm-up leaves."
     )
 
-    def ratio(self, step: Any, num_steps: int, xp: Any = np) -> Any:
-        """Share of the peak at a zero-based step (a float or an array of floats) of a run of `num_steps`."""
+    def ratio(self, step: Any, num_steps: int, xp: Any = None) -> Any:
+        """Share of the peak at a zero-based step (or array of steps) of a run of `num_steps`; `xp` is `jax.numpy` for a traced one."""
+        xp = xp or _numpy()
         last = num_steps - 1
         decay = max(min(round(self.decay_fraction * num_steps), last - self.warmup_steps), 1)
         return self._after_warmup(step, self._fall(xp.clip((last - step) / decay, 0.0, 1.0)), xp)
@@ -60,8 +61,9 @@ class Linear(_Warmup):
 
     name: Literal["linear"] = "linear"
 
-    def ratio(self, step: Any, num_steps: int, xp: Any = np) -> Any:
-        """Share of the peak at a zero-based step (a float or an array of floats) of a run of `num_steps`."""
+    def ratio(self, step: Any, num_steps: int, xp: Any = None) -> Any:
+        """Share of the peak at a zero-based step (or array of steps) of a run of `num_steps`; `xp` is `jax.numpy` for a traced one."""
+        xp = xp or _numpy()
         return self._after_warmup(step, self._fall(_left(step, self.warmup_steps, num_steps, xp)), xp)
 
 
@@ -70,9 +72,10 @@ class Cosine(_Warmup):
 
     name: Literal["cosine"] = "cosine"
 
-    def ratio(self, step: Any, num_steps: int, xp: Any = np) -> Any:
-        """Share of the peak at a zero-based step (a float or an array of floats) of a run of `num_steps`."""
-        share = 0.5 * (1 - xp.cos(np.pi * _left(step, self.warmup_steps, num_steps, xp)))
+    def ratio(self, step: Any, num_steps: int, xp: Any = None) -> Any:
+        """Share of the peak at a zero-based step (or array of steps) of a run of `num_steps`; `xp` is `jax.numpy` for a traced one."""
+        xp = xp or _numpy()
+        share = 0.5 * (1 - xp.cos(math.pi * _left(step, self.warmup_steps, num_steps, xp)))
         return self._after_warmup(step, self._fall(share), xp)
 
 
@@ -94,10 +97,17 @@ class Reslope(Config):
         if self.start_step >= num_steps - 1:
             raise ValueError(f"optimizer.schedule.start_step = {self.start_step} must be below the last step, {num_steps - 1}")
 
-    def ratio(self, step: Any, num_steps: int, xp: Any = np) -> Any:
-        """Share of the peak at a zero-based step (a float or an array of floats) of a run of `num_steps`."""
+    def ratio(self, step: Any, num_steps: int, xp: Any = None) -> Any:
+        """Share of the peak at a zero-based step (or array of steps) of a run of `num_steps`; `xp` is `jax.numpy` for a traced one."""
+        xp = xp or _numpy()
         left = _left(step, self.start_step, num_steps, xp)
         return self.final_ratio + (self.start_ratio - self.final_ratio) * left
+
+
+def _numpy() -> Any:
+    import numpy  # configuration loads no array library
+
+    return numpy
 
 
 def _left(step: Any, first: int, num_steps: int, xp: Any) -> Any:

@@ -17,7 +17,9 @@ import pytest
 from marin_assets.metadata import check_results, materialization_metadata
 from marin_core.artifact.step import CheckDeclaration
 from marin_core.report import Check, Report
-from marin_core.train.health import Health, HealthConfig, RunHistory, read_alerts
+from marin_core.train.health.config import HealthConfig
+from marin_core.train.health.history import RunHistory
+from marin_core.train.health.monitor import Health, read_alerts
 from marin_jobs.reporting import JobReporter
 from marin_jobs.train import with_alerts
 from tests.assets.fabricated import Fabricated, step

@@ -182,6 +182,7 @@ def test_each_feature_changes_the_output(dense: jax.Array, change: dict[str, Any
     assert float(jnp.max(jnp.abs(ours - base))) > 1e-4
 
 
+@pytest.mark.slow
 def test_what_is_recomputed_and_how_layers_run_changes_nothing_but_rounding(params: Params) -> None:
     def gradient_of(**changes: Any) -> Params:
         model = SplitTransformer(CONFIG.changed(**changes))

@@ -43,6 +43,7 @@ def run_fork(parent: Path, run_dir: Path, reporter: SilentReporter | None = None
 # A fork as a run -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fork_without_a_change_is_its_parent_bit_for_bit_also_when_it_is_interrupted(finished: Finished, tmp_path: Path) -> None:
     parent, result = finished
     policy = CheckpointPolicy(permanent_every_steps=4)
@@ -59,6 +60,7 @@ def test_a_fork_without_a_change_is_its_parent_bit_for_bit_also_when_it_is_inter
     assert (point.run_name, point.fingerprint) == ("tiny", "f1")
 
 
+@pytest.mark.slow
 def test_a_fork_with_another_rate_leaves_its_parent_at_the_fork_on_the_same_batches(finished: Finished, tmp_path: Path) -> None:
     parent, result = finished
     optimizer = tiny_config().optimizer
@@ -78,6 +80,7 @@ def test_a_fork_with_another_rate_leaves_its_parent_at_the_fork_on_the_same_batc
     assert found.loss.mean == np.mean([theirs[step]["loss"] - ours[step]["loss"] for step in range(AT, STEPS)])  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_batches_that_the_parent_left_out_before_the_fork_are_left_out_and_later_ones_are_not(finished: Finished, tmp_path: Path) -> None:
     parent = tmp_path / "parent"
     shutil.copytree(finished[0], parent)
@@ -157,6 +160,7 @@ def test_a_held_fork_point_is_held_for_the_store_of_checkpoints_too(finished: Fi
     assert not release(parent, AT)
 
 
+@pytest.mark.slow
 def test_a_hand_off_is_all_that_a_fork_needs_and_outlives_the_run(finished: Finished, tmp_path: Path) -> None:
     parent = tmp_path / "parent"
     shutil.copytree(finished[0], parent)

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_core.errors import ConfigError
-from marin_core.train.health import HERO, RULE, RULES, Alert, Health, HealthConfig, RunHistory, diagnose, read_alerts
 from marin_core.train.health.conditions import dead_entries
-from marin_core.train.health.config import BASELINE_SECONDS
-from marin_core.train.health.history import Sample, merge_moments
+from marin_core.train.health.config import BASELINE_SECONDS, HERO, HealthConfig
+from marin_core.train.health.history import RunHistory, Sample, merge_moments
+from marin_core.train.health.monitor import Health, read_alerts
+from marin_core.train.health.rules import RULE, RULES, Alert, diagnose
 from marin_core.train.metrics import PER_EXPERT, ROUTED_EXPERTS, Row
 
 STEP_SECONDS, LAYERS, EXPERTS = 15.0, 4, 384

@@ -64,7 +64,11 @@ def single(compile_quickly: None) -> tuple[Outputs, TrainState]:
     return run(config(), None)
 
 
-@pytest.mark.parametrize(("shape", "micro_batches"), [(None, 2), ((2, 2), 2), pytest.param((2, 4), 1, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "micro_batches"),
+    [(None, 2), pytest.param((2, 2), 2, marks=pytest.mark.slow), pytest.param((2, 4), 1, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_meshes_and_micro_batches_make_the_same_step(
     single: tuple[Outputs, TrainState], shape: tuple[int, int] | None, micro_batches: int
 ) -> None:

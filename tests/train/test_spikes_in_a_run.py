@@ -17,6 +17,7 @@ from marin_core.train.schedules import Wsd
 from tests.train.test_loop import Recorder, exact_rows
 from tests.train.tiny_run import FINGERPRINT, batches, tiny_config
 
+pytestmark = pytest.mark.slow
 OPTIMIZER = AdamW(schedule=Wsd(warmup_steps=2), skip_spikes=SkipSpikes(window=4, sigmas=1e9))
 
 

@@ -30,6 +30,7 @@ def test_a_stage_takes_over_the_model_and_begins_at_step_0(finished: tuple[Path,
     assert any(not np.array_equal(fresh[path], earlier[path]) for path in state if path.startswith("optimizer_state/inner/"))
 
 
+@pytest.mark.slow
 def test_a_stage_goes_on_from_the_loss_that_was_reached(finished: tuple[Path, TrainResult], tmp_path: Path) -> None:
     run_dir, result = finished
     config = tiny_config(start_from=StartFrom(step=12))
