@@ -18,6 +18,7 @@ from marin_core.data.batch import Batch
 from marin_core.data.loader import Prefetch
 from marin_core.distributed import anywhere, barrier, from_lead, is_lead, process_count, process_index
 from marin_core.errors import ConfigError, DataError, PreemptedError
+from marin_core.model.counts import training_flops_per_token
 from marin_core.model.mesh import batch_sharding, make_mesh
 from marin_core.report import Reporter
 from marin_core.train.checkpoint.config import Kind
@@ -26,6 +27,7 @@ from marin_core.train.config import TrainConfig
 from marin_core.train.health.history import RunHistory
 from marin_core.train.metrics import MetricsFile, Row, layer_metrics, norm_metrics, step_metrics
 from marin_core.train.observer import Observer
+from marin_core.train.optimizers.build import optimizer_metrics
 from marin_core.train.order import Batches, Skipped, SkippedBatches, checked_batch
 from marin_core.train.run_record import open_run
 from marin_core.train.stages import first_state, inherit_history
@@ -218,6 +220,7 @@ class _Run:
     def _train(self, state: TrainState) -> None:
         config = self.config
         step, pending = int(state.step), None
+        self.skipped_leaves = int(optimizer_metrics(state.optimizer_state).get("skipped_leaves", 0))
         with Prefetch(self._read, step, config.prefetch_steps, config.num_steps) as source:
             while step < config.num_steps:
                 with self.timer.span("input"):
@@ -326,11 +329,18 @@ class _Run:
         devices = self.config.mesh.devices if self.config.mesh else 1
         work = step_work(self.config.model, stage.global_batch_size, stage.sequence_length, devices, kind)
         values = throughput_values(times, work, step)
-        return values | {"throughput/total_tokens": self.config.batches.tokens_before(step + 1)}
+        return values | self._totals(step)
+
+    def _totals(self, step: int) -> dict[str, float]:
+        """Tokens and model FLOPs of all steps so far, of whatever batches they were."""
+        tokens = [(steps * stage.tokens_per_step, stage.sequence_length) for stage, steps in self.config.batches.steps_before(step + 1)]
+        flops = sum(count * training_flops_per_token(self.config.model, sequence_length=length) for count, length in tokens)
+        return {"throughput/total_tokens": sum(count for count, _ in tokens), "throughput/total_gflops": flops / 1e9}
 
     def _judge(self, row: Row) -> None:
         """Count updates that were left out in a row; refuse what isn't finite, unless the optimizer left it out."""
-        self.left_out = [*self.left_out, row] if row.get("skipped", 0) else []
+        kept = self.config.roll_back.after_skipped_steps if self.config.roll_back else 1
+        self.left_out = [*self.left_out, row][-kept:] if row.get("skipped", 0) else []
         guarded = row.get("skipped_leaves", 0) > self.skipped_leaves
         self.skipped_leaves = row.get("skipped_leaves", 0)
         if self.left_out or guarded:

@@ -166,12 +166,13 @@ class BatchSchedule(Config):
 
     def sequences_before(self, step: int) -> int:
         """Sequences that the steps before a zero-based step have consumed."""
-        return sum(steps * stage.global_batch_size for stage, steps in self._steps_before(step))
+        return sum(steps * stage.global_batch_size for stage, steps in self.steps_before(step))
 
     def tokens_before(self, step: int) -> int:
         """Tokens that the steps before a zero-based step have consumed."""
-        return sum(steps * stage.tokens_per_step for stage, steps in self._steps_before(step))
+        return sum(steps * stage.tokens_per_step for stage, steps in self.steps_before(step))
 
-    def _steps_before(self, step: int) -> list[tuple[BatchStage, int]]:
+    def steps_before(self, step: int) -> list[tuple[BatchStage, int]]:
+        """How many steps of each stage come before a zero-based step."""
         ends = [*(stage.first_step for stage in self.stages[1:]), max(step, self.stages[-1].first_step)]
         return [(stage, max(min(step, end) - stage.first_step, 0)) for stage, end in zip(self.stages, ends, strict=True)]
