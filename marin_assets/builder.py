@@ -1,5 +1,6 @@
 """Bringing one artifact to a committed record: serve it, attach to whoever builds it, or build it. Knows nothing of Dagster."""
 
+import json
 import random
 import shutil
 import time
@@ -14,7 +15,7 @@ from marin_assets.launch import Handle, Launcher, Observation, State
 from marin_assets.launch.contract import job_name
 from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, Attempt, Claim, End, Record, Store
 from marin_core.artifact.canonical import canonical_json
-from marin_core.artifact.job import JobSpec
+from marin_core.artifact.job import RESUMED_JOBS, JobSpec
 from marin_core.artifact.lease import LeaseWatch, WaitingBeats
 from marin_core.artifact.record import FailureClass, failure_class
 from marin_core.artifact.store import committed_at
@@ -307,9 +308,10 @@ class Builder:
 
     def _close(self, artifact: ArtifactId, attempt: Attempt, seen: Observation, handle: Handle) -> End:
         """What became of an attempt; closed here if its job could not do so itself."""
-        for name in ("inputs", "output"):  # a killed job's copies of what lies in a remote store
-            shutil.rmtree(handle.folder / name, ignore_errors=True)
         end = self.target.end(artifact, attempt.number)
+        shutil.rmtree(handle.folder / "inputs", ignore_errors=True)  # a killed job's copies of what lies in a remote store
+        if (end is not None and end.state == "succeeded") or _job_of(handle) not in RESUMED_JOBS:
+            shutil.rmtree(handle.folder / "output", ignore_errors=True)
         if end is not None:
             return end
         state = "lost" if seen.state == State.VANISHED else "failed"
@@ -357,6 +359,14 @@ class Builder:
             log=end.log or str(handle.folder / "log"),
             log_tail=self.launcher.logs(handle, tail_lines=40),
         )
+
+
+def _job_of(handle: Handle) -> str | None:
+    """Which job a folder belongs to; None where it holds no spec."""
+    try:
+        return str(json.loads((handle.folder / "spec.json").read_text())["job"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _end(state: Any, seen: Observation, log: str | None) -> End:

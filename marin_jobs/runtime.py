@@ -23,10 +23,21 @@ import fsspec
 
 from marin_core.artifact.code import CodeTable, code_table
 from marin_core.artifact.identity import ArtifactId
-from marin_core.artifact.job import JobSpec
+from marin_core.artifact.job import RESUMED_JOBS, JobSpec
 from marin_core.artifact.lease import Heartbeat
 from marin_core.artifact.objects import FileState, local_state
-from marin_core.artifact.record import CheckResult, End, Environment, File, Record, Usage, failure_class, file_sha256, manifest_digest
+from marin_core.artifact.record import (
+    Attempt,
+    CheckResult,
+    End,
+    Environment,
+    File,
+    Record,
+    Usage,
+    failure_class,
+    file_sha256,
+    manifest_digest,
+)
 from marin_core.artifact.store import Store, attempt_folder, superseded, unfinished_folder
 from marin_core.config import Config
 from marin_core.errors import ConfigError, DataError, ExitCode, InfrastructureError, MarinError, PreemptedError
@@ -230,8 +241,9 @@ def _conclude(spec: JobSpec, clock: Clock, code: int, message: str | None, lost:
             code, message = _explain(superseded(spec.id, spec.attempt, lost))
             _clear_debris(spec, target)  # this process, which was asleep, may have written more since others cleared it
         _say(message)
-    for name in ("inputs", "output"):  # copies of what lies in a remote store
-        shutil.rmtree(Path(spec.scratch) / name, ignore_errors=True)
+    shutil.rmtree(Path(spec.scratch) / "inputs", ignore_errors=True)  # copies of what lies in a remote store
+    if code == ExitCode.DONE or spec.job not in RESUMED_JOBS:
+        shutil.rmtree(Path(spec.scratch) / "output", ignore_errors=True)
     _write_outcome(Path(spec.scratch), {"exit_code": code, "message": message})
     return code
 
@@ -499,16 +511,10 @@ def _prepare_output(spec: JobSpec, store: Store, scratch: Path, carry_over: Call
     It appears by a rename, complete, so that the next attempt can carry it over in turn, wherever this one dies.
     """
     output = store.output_path(spec.id, spec.attempt) or scratch / "output"
-    earlier = (
-        []
-        if carry_over is None
-        else [
-            path
-            for attempt in store.attempts(spec.id)
-            if attempt.number < spec.attempt and attempt.state in ("failed", "lost") and attempt.claim.fingerprint == spec.fingerprint
-            if (path := store.output_path(spec.id, attempt.number)) is not None and path.is_dir()
-        ]
-    )
+    before = [attempt for attempt in store.attempts(spec.id) if attempt.number < spec.attempt] if spec.attempt > 1 else []
+    places = {attempt.number: _output_of(attempt, spec, store, scratch) for attempt in before}
+    usable = [each for each in before if each.state in ("failed", "lost") and each.claim.fingerprint == spec.fingerprint]
+    earlier = [path for attempt in usable if (path := places[attempt.number]).is_dir()]
     fresh = output.with_name(unfinished_folder(spec.attempt))
     for path in (output, fresh):
         shutil.rmtree(path, ignore_errors=True)
@@ -518,7 +524,15 @@ def _prepare_output(spec: JobSpec, store: Store, scratch: Path, carry_over: Call
     fresh.rename(output)
     if spec.attempt > 1:
         store.clear_debris(spec.id, keep=spec.attempt)
+    for path in places.values():
+        if not store.is_local:
+            shutil.rmtree(path, ignore_errors=True)
     return output
+
+
+def _output_of(attempt: Attempt, spec: JobSpec, store: Store, scratch: Path) -> Path:
+    """Where an attempt puts its output: in the store, or if that lies elsewhere in its job's folder, beside this job's on one machine."""
+    return store.output_path(spec.id, attempt.number) or scratch.parent / attempt.claim.job / "output"
 
 
 def _manifest(output: Path) -> tuple[File, ...]:

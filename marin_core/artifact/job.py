@@ -8,6 +8,10 @@ from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.record import Input
 from marin_core.config import Config
 
+RESUMED_JOBS = ("train",)
+"""Jobs of which a later attempt goes on with what an earlier one left: their modules have a `carry_over`. With a store elsewhere an
+attempt's output therefore stays on its machine until a later one has taken it over."""
+
 
 class JobSpec(Config):
     """What `python -m marin_jobs <spec URI>` reads.

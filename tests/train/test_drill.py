@@ -1,7 +1,6 @@
 """Every incident of the training drill ends as it should; `python -m tests.train.drill` prints the table. Single causes: `test_loop`."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,22 +13,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory, finished: tuple[Path, TrainR
     return Stage(tmp_path_factory.mktemp("drill"), undisturbed=finished[0])
 
 
-KNOWN = {
-    "store_fails_for_a_minute": "in a remote store an upload that fails ends the attempt, and the next begins at step 0: "
-    "checkpoints lie on the job's own disk, and no attempt carries them over"
-}
-"""Incident → why it still costs more than it may; the drill shows it as failed."""
-
-
-def case(incident: Incident) -> Any:
-    name = incident.play.__name__
-    known = [pytest.mark.xfail(reason=KNOWN[name], strict=True)] if name in KNOWN else []
-    return pytest.param(incident, id=name, marks=known)
-
-
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("incident", [case(each) for each in INCIDENTS])
+@pytest.mark.parametrize("incident", [pytest.param(each, id=each.play.__name__) for each in INCIDENTS])
 def test_an_incident_costs_nothing_beyond_the_last_committed_step(stage: Stage, incident: Incident) -> None:
     verdict = incident.verdict(stage)
     assert not verdict.failed, verdict

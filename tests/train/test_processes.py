@@ -26,7 +26,7 @@ COUNTED = ("step", "batch", "loss_tokens", "load", "valid_assignments", "sender_
 RELATIVE = 2e-6
 """Farthest that a loss may lie from another's whose sums were rounded in another order: some sixteen units of float32's last place."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 Trained = Callable[[int], Path]
 
@@ -77,7 +77,7 @@ def assert_parameters_alike(ours: Path, theirs: Path) -> None:
         np.testing.assert_allclose(mine, other, atol=2e-4)
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("processes", [2, 4])
 def test_a_mesh_over_several_processes_trains_like_one_process_to_rounding(trained: Trained, processes: int) -> None:
     """Sums over devices of one process and over processes are added in another order; everything that is counted is equal."""
     assert_alike_to_rounding(trained(processes), trained(1))

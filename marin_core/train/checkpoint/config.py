@@ -21,7 +21,7 @@ class CheckpointPolicy(Config):
         default=None, ge=1, description="Interval of rolling checkpoints in steps.", json_schema_extra=OPERATIONAL
     )
     temporary_every_seconds: float | None = Field(
-        default=None, gt=0, description="Longest time without a checkpoint.", json_schema_extra=OPERATIONAL
+        default=3600.0, gt=0, description="Longest time without a checkpoint; None = any.", json_schema_extra=OPERATIONAL
     )
     temporary_days: float = Field(
         default=14.0,
