@@ -80,6 +80,9 @@ class TrainConfig(Config):
     checkpoints: CheckpointPolicy
     roll_back: RollBack | None = Field(default=None, description="What to do about a spike that lasts; None = train on.")
     mesh: MeshConfig | None = Field(default=None, description="Devices; None = one.", json_schema_extra=OPERATIONAL)
+    offload_optimizer_state: bool = Field(
+        default=False, description="Moments lie in the host's memory between steps.", json_schema_extra=OPERATIONAL
+    )
     health: HealthConfig = Field(default=HealthConfig(), json_schema_extra=OPERATIONAL)
     log_every_steps: int = Field(default=10, ge=1, description="Interval of reported metrics.", json_schema_extra=OPERATIONAL)
     plot_every_seconds: float = Field(default=60.0, gt=0, description="Interval of new plots.", json_schema_extra=OPERATIONAL)

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -120,6 +121,7 @@ def train(
         InfrastructureError: a save failed or outlasted its deadline.
         PreemptedError: the reporter of any process asked to stop; the state is saved.
     """
+    _refuse_corrupting_flags(config)
     mesh = _mesh(config)
     record = open_run(run_dir, config, fingerprint=fingerprint, run_name=run_name)
     inherit_history(config, earlier_run, run_dir)
@@ -153,6 +155,19 @@ def _mesh(config: TrainConfig) -> Mesh | None:
             advice="Choose a mesh of racks · devices_per_rack = all devices of all processes.",
         )
     return None if config.mesh is None else make_mesh(config.mesh.racks, config.mesh.devices_per_rack)
+
+
+def _refuse_corrupting_flags(config: TrainConfig) -> None:
+    """Offloading, XLA's latency-hiding scheduler and several collectives at once each work; together they corrupted a training (§9)."""
+    flags = dict(flag.lstrip("-").split("=", 1) for flag in os.environ.get("XLA_FLAGS", "").split() if "=" in flag)
+    hiding = flags.get("xla_gpu_enable_latency_hiding_scheduler", "false").lower() in ("true", "1")
+    overlap = flags.get("xla_gpu_experimental_parallel_collective_overlap_limit", "1")
+    if config.offload_optimizer_state and hiding and overlap != "1":
+        raise ConfigError(
+            "offload_optimizer_state with xla_gpu_enable_latency_hiding_scheduler and"
+            f" xla_gpu_experimental_parallel_collective_overlap_limit = {overlap} corrupts parameters",
+            advice="Leave one of the three out of the configuration and XLA_FLAGS.",
+        )
 
 
 class _Finished(NamedTuple):

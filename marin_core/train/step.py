@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from marin_core.data.batch import Batch
@@ -45,6 +45,9 @@ class TrainState(NamedTuple):
     step: jax.Array
 
 
+HOST_MEMORY = "pinned_host"
+"""JAX's name of the memory that devices read over the bus."""
+
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, StepOutput]]
 
 
@@ -75,7 +78,7 @@ def abstract_state(config: TrainConfig, mesh: Mesh | None = None) -> TrainState:
     shapes = jax.eval_shape(lambda: _new_state(config.model, config.optimizer, config.num_steps, config.seed))
 
     def placed(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=parameter_sharding(mesh, path, leaf))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_state_sharding(mesh, path, leaf, config.offload_optimizer_state))
 
     return cast(TrainState, jax.tree_util.tree_map_with_path(placed, shapes))
 
@@ -103,12 +106,20 @@ def make_train_step(config: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
 
     With a mesh, call it inside `jax.set_mesh(mesh)`, with a state and a batch that lie as `abstract_state` and `abstract_batch` say.
     """
-    return _make_train_step(config.model, config.optimizer, config.num_steps, config.micro_batches, mesh)
+    return _make_train_step(
+        config.model, config.optimizer, config.num_steps, config.micro_batches, mesh, offload=config.offload_optimizer_state
+    )
 
 
 @lru_cache(maxsize=4)  # A run that resumes in the same process doesn't compile again.
 def _make_train_step(
-    model_config: TransformerConfig, optimizer_config: Optimizer, num_steps: int, micro_batches: int, mesh: Mesh | None
+    model_config: TransformerConfig,
+    optimizer_config: Optimizer,
+    num_steps: int,
+    micro_batches: int,
+    mesh: Mesh | None,
+    *,
+    offload: bool = False,
 ) -> TrainStep:
     model = SplitTransformer(model_config)
     balancer = make_balancer(model_config.moe)
@@ -117,6 +128,8 @@ def _make_train_step(
     learn = partial(_gradient, model, balancer, micro_batches * (1 if mesh is None else mesh.shape[RACK]))
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepOutput]:
+        if offload:
+            state = _fetched(state, mesh)
         bias = balancer.bias(state.balancer_state, model_config.layers, _experts(model_config))
         gradient, losses, statistics = _learn_over_racks(
             learn, state.params, bias, batch, state.step, micro_batches, observed=model_config.moe is not None
@@ -142,7 +155,7 @@ def _make_train_step(
             **({} if statistics is None else _routing_output(statistics, valid_tokens)),
             **balance,
         }
-        return _keep_placed(TrainState(params, optimizer_state, balancer_state, state.step + 1), mesh), _everywhere(output, mesh)
+        return _keep_placed(TrainState(params, optimizer_state, balancer_state, state.step + 1), mesh, offload), _everywhere(output, mesh)
 
     return jax.jit(train_step, donate_argnums=0, compiler_options=compiler_options())
 
@@ -164,13 +177,26 @@ def _optimizer_output(before: Any, after: Any) -> StepOutput:
     return output
 
 
-def _keep_placed(state: TrainState, mesh: Mesh | None) -> TrainState:
+def _state_sharding(mesh: Mesh | None, path: tuple[Any, ...], leaf: Any, offload: bool) -> Sharding:
+    """Where a leaf of the state lies between steps; with `offload` moments lie in pinned memory of the host, counts stay."""
+    sharding = parameter_sharding(mesh, path, leaf)
+    return sharding.with_memory_kind(HOST_MEMORY) if offload and path[0].name == "optimizer_state" and leaf.ndim else sharding
+
+
+def _fetched(state: TrainState, mesh: Mesh | None) -> TrainState:
+    """The state with its moments in the memory of the devices."""
+    fetch = partial(jax.tree_util.tree_map_with_path, lambda path, leaf: jax.device_put(leaf, parameter_sharding(mesh, path, leaf)))
+    return state._replace(optimizer_state=fetch(state.optimizer_state))
+
+
+def _keep_placed(state: TrainState, mesh: Mesh | None, offload: bool) -> TrainState:
     """The state, lying as `abstract_state` says: XLA might choose otherwise, and the next step would compile anew."""
-    if mesh is None:
-        return state
 
     def keep(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        return cast(jax.Array, jax.lax.with_sharding_constraint(leaf, parameter_sharding(mesh, path, leaf)))
+        sharding = _state_sharding(mesh, path, leaf, offload)
+        if sharding.memory_kind == HOST_MEMORY:
+            return cast(jax.Array, jax.device_put(leaf, sharding))
+        return leaf if mesh is None else cast(jax.Array, jax.lax.with_sharding_constraint(leaf, sharding))
 
     return cast(TrainState, jax.tree_util.tree_map_with_path(keep, state))
 

@@ -46,6 +46,9 @@ def _start(array: Any) -> Any:
     if array.nbytes <= HOST_BYTES and array.is_fully_addressable:
         return lanes(np.asarray(array), np)
     sharding = array.sharding
+    if sharding.memory_kind == "pinned_host":  # moments that are offloaded: programs compute in the memory of devices
+        sharding = sharding.with_memory_kind("device")
+        array = jax.device_put(array, sharding)
     everywhere = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else None
     rows = sharding.shard_shape(array.shape)[-2] if array.ndim > 1 else 1
     return _compiled(math.gcd(rows, _FOLD), everywhere)(array)
