@@ -59,6 +59,7 @@ def train_lm(
     micro_batches: int = 1,
     roll_back: RollBack | None = None,
     mesh: MeshConfig | None = None,
+    offload_optimizer_state: bool = False,
     health: HealthConfig | None = None,
     seed: int = 0,
     tracker: TrackerConfig | None = None,
@@ -78,6 +79,7 @@ def train_lm(
         micro_batches: parts of a step that run one after the other, to save memory.
         roll_back: what to do about a spike that lasts.
         mesh: devices; None = one. Several processes need `resources=Resources(processes=…)`.
+        offload_optimizer_state: keep moments in the memory of the host between steps.
         health: thresholds of the alerts.
         num_steps: optimizer steps.
         global_batch_size: sequences in a step.
@@ -101,6 +103,7 @@ def train_lm(
         micro_batches=micro_batches,
         roll_back=roll_back,
         mesh=mesh,
+        offload_optimizer_state=offload_optimizer_state,
         health=health or HealthConfig(),
         seed=seed,
         tracker=tracker or TrackerConfig(),
