@@ -17,6 +17,7 @@ from marin_jobs.train import report_of
 from tests.train.test_loop import Recorder, exact_rows
 from tests.train.tiny_run import STEPS, batches, run
 
+pytestmark = pytest.mark.slow
 Finished = tuple[Path, TrainResult]
 ROUTING = {"load", "load_cv", "drop_fraction", "routing_entropy", "bias_range", "router_z_loss", "balance_loss", "saturated_experts"}
 
@@ -66,7 +67,6 @@ def test_the_job_reports_and_checks_nothing_of_experts(dense: Finished, finished
     assert with_experts.metrics.keys() - report.metrics.keys() == {"load_cv_start", "load_cv_end", "drop_fraction_end"}
 
 
-@pytest.mark.slow
 def test_a_stopped_run_continues_bit_for_bit(dense: Finished, tmp_path: Path) -> None:
     run_dir, result = dense
     with pytest.raises(PreemptedError, match="after step 6 of 12"):

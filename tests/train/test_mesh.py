@@ -22,6 +22,7 @@ from marin_core.train.schedules import Wsd
 from marin_core.train.step import TrainState, abstract_batch, abstract_state, initial_state, make_train_step
 from tests.train.tiny_run import batches
 
+pytestmark = pytest.mark.slow
 STEPS = 3
 Outputs = list[dict[str, Any]]
 
@@ -66,7 +67,7 @@ def single(compile_quickly: None) -> tuple[Outputs, TrainState]:
 
 @pytest.mark.parametrize(
     ("shape", "micro_batches"),
-    [(None, 2), pytest.param((2, 2), 2, marks=pytest.mark.slow), pytest.param((2, 4), 1, marks=pytest.mark.slow)],
+    [(None, 2), ((2, 2), 2), ((2, 4), 1)],
     ids=str,
 )
 def test_meshes_and_micro_batches_make_the_same_step(
