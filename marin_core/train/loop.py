@@ -19,7 +19,6 @@ from marin_core.data.batch import Batch
 from marin_core.data.loader import Prefetch
 from marin_core.distributed import anywhere, barrier, from_lead, is_lead, process_count, process_index
 from marin_core.errors import ConfigError, DataError, PreemptedError
-from marin_core.model.counts import training_flops_per_token
 from marin_core.model.mesh import batch_sharding, make_mesh
 from marin_core.report import Reporter
 from marin_core.train.checkpoint.config import Kind
@@ -33,7 +32,7 @@ from marin_core.train.order import Batches, Skipped, SkippedBatches, checked_bat
 from marin_core.train.run_record import open_run
 from marin_core.train.stages import first_state, inherit_history
 from marin_core.train.step import StepOutput, TrainState, TrainStep, abstract_batch, abstract_state, compile_train_step
-from marin_core.train.throughput import StepTimer, StepTimes, memory_values, step_work, throughput_values
+from marin_core.train.throughput import StepTimer, StepTimes, memory_values, step_work, throughput_values, total_values
 from marin_core.train.watchdog import Watchdog
 
 
@@ -343,14 +342,7 @@ class _Run:
         stage, kind = self.config.batches.stage(step), jax.devices()[0].device_kind
         devices = self.config.mesh.devices if self.config.mesh else 1
         work = step_work(self.config.model, stage.global_batch_size, stage.sequence_length, devices, kind)
-        values = throughput_values(times, work, step)
-        return values | self._totals(step)
-
-    def _totals(self, step: int) -> dict[str, float]:
-        """Tokens and model FLOPs of all steps so far, of whatever batches they were."""
-        tokens = [(steps * stage.tokens_per_step, stage.sequence_length) for stage, steps in self.config.batches.steps_before(step + 1)]
-        flops = sum(count * training_flops_per_token(self.config.model, sequence_length=length) for count, length in tokens)
-        return {"throughput/total_tokens": sum(count for count, _ in tokens), "throughput/total_gflops": flops / 1e9}
+        return throughput_values(times, work) | total_values(self.config.model, self.config.batches, step + 1)
 
     def _judge(self, row: Row) -> None:
         """Count updates that were left out in a row; refuse what isn't finite, unless the optimizer left it out."""

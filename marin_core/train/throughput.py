@@ -11,6 +11,7 @@ import psutil
 from marin_core.hardware import device_profile
 from marin_core.model.config import TransformerConfig
 from marin_core.model.counts import training_flops_per_token
+from marin_core.train.schedules import BatchSchedule
 
 Span = Literal["compute", "input", "checkpoint", "hooks", "gc"]
 
@@ -115,7 +116,7 @@ def mfu(flops_per_step: float, seconds: float, devices: int, peak: float) -> flo
     return flops_per_step / (seconds * devices * peak)
 
 
-def throughput_values(times: StepTimes, work: StepWork, step: int) -> dict[str, float]:
+def throughput_values(times: StepTimes, work: StepWork) -> dict[str, float]:
     """`throughput/*` of a row (`spec/training.md` §6); all times in seconds.
 
     `duration` is the compute span. Tokens a second and MFU are taken over it, as the published figures are (§12); whoever compares two
@@ -124,8 +125,6 @@ def throughput_values(times: StepTimes, work: StepWork, step: int) -> dict[str, 
     seconds = max(times.compute, 1e-9)
     values = {
         "tokens_per_second": work.tokens / seconds,
-        "total_tokens": (step + 1) * work.tokens,
-        "total_gflops": (step + 1) * work.flops / 1e9,
         "duration": times.compute,
         "loading_time": times.input,
         "hook_time": times.hooks,
@@ -136,6 +135,13 @@ def throughput_values(times: StepTimes, work: StepWork, step: int) -> dict[str, 
     if work.peak is not None:
         values["mfu"] = mfu(work.flops, seconds, work.devices, work.peak)
     return {f"throughput/{name}": value for name, value in values.items()}
+
+
+def total_values(model: TransformerConfig, batches: BatchSchedule, steps: int) -> dict[str, float]:
+    """`throughput/total_*` of a row: tokens and model GFLOPs of the first `steps` steps, of whatever batches they were."""
+    tokens = [(count * stage.tokens_per_step, stage.sequence_length) for stage, count in batches.steps_before(steps)]
+    flops = sum(count * training_flops_per_token(model, sequence_length=length) for count, length in tokens)
+    return {"throughput/total_tokens": sum(count for count, _ in tokens), "throughput/total_gflops": flops / 1e9}
 
 
 def memory_values() -> dict[str, int]:

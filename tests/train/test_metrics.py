@@ -25,7 +25,17 @@ from marin_core.train.metrics import (
     read_metrics,
     step_metrics,
 )
-from marin_core.train.throughput import StepTimer, StepTimes, memory_values, mfu, peak_flops_per_second, step_work, throughput_values
+from marin_core.train.schedules import BatchSchedule
+from marin_core.train.throughput import (
+    StepTimer,
+    StepTimes,
+    memory_values,
+    mfu,
+    peak_flops_per_second,
+    step_work,
+    throughput_values,
+    total_values,
+)
 
 MOE = MoEConfig(experts=4, experts_per_token=2, expert_width=8)
 
@@ -236,19 +246,29 @@ def test_the_large_run_has_its_published_utilisation() -> None:
         clock.now += 14.67
     with timer.span("checkpoint"):
         clock.now += 0.86
-    values = throughput_values(timer.lap(), work, 0)
+    values = throughput_values(timer.lap(), work)
     assert values["throughput/mfu"] == pytest.approx(0.2676, abs=5e-5)
     assert values["throughput/tokens_per_second"] == pytest.approx(3.145e6, rel=1e-3)
     assert values["throughput/iteration_time"] == pytest.approx(15.53)
-    assert values["throughput/total_tokens"] == 46_137_344
     assert values["throughput/checkpoint_time"] == pytest.approx(0.86)
+
+
+def test_totals_are_those_of_the_batches_that_there_were() -> None:
+    model, tokens_per_step = marin_535b_a23b(), 46_137_344
+    work = [step_work(model, 11_264, 4_096, 704, "cpu"), step_work(model, 5_632, 8_192, 704, "cpu")]
+    batches = BatchSchedule.with_context(tokens_per_step, {0: 4_096, 3: 8_192})
+    assert total_values(model, batches, 1) == {"throughput/total_tokens": tokens_per_step, "throughput/total_gflops": work[0].flops / 1e9}
+    later = total_values(model, batches, 5)
+    assert later["throughput/total_tokens"] == 5 * tokens_per_step
+    assert later["throughput/total_gflops"] == (3 * work[0].flops + 2 * work[1].flops) / 1e9
+    assert work[0].flops != work[1].flops
 
 
 def test_an_unknown_device_has_no_utilisation() -> None:
     assert peak_flops_per_second("cpu") is None
     assert peak_flops_per_second("NVIDIA H100 PCIe") is None
     work = step_work(marin_535b_a23b(), 8, 4_096, 1, "cpu")
-    assert "throughput/mfu" not in throughput_values(StepTimer().lap(), work, 0)
+    assert "throughput/mfu" not in throughput_values(StepTimer().lap(), work)
 
 
 def test_host_memory_is_this_process() -> None:
