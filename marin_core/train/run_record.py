@@ -1,7 +1,6 @@
 """`run.json`: what run a directory belongs to."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from uuid import uuid4
@@ -9,7 +8,7 @@ from uuid import uuid4
 from marin_core.config import Config
 from marin_core.distributed import BARRIER_SECONDS, barrier, is_lead
 from marin_core.errors import ConfigError
-from marin_core.train.checkpoint.metadata import METADATA_FILE
+from marin_core.train.checkpoint.metadata import METADATA_FILE, link_checkpoint
 from marin_core.train.config import TrainConfig
 
 
@@ -56,19 +55,11 @@ def carry_over_run(previous: Path, run_dir: Path) -> None:
             (run_dir / "checkpoints").mkdir()
             for checkpoint in path.iterdir():
                 if (checkpoint / METADATA_FILE).exists():
-                    shutil.copytree(checkpoint, run_dir / "checkpoints" / checkpoint.name, copy_function=_link_or_copy)
+                    link_checkpoint(checkpoint, run_dir / "checkpoints" / checkpoint.name)
         elif path.is_dir():
             shutil.copytree(path, run_dir / path.name, symlinks=True)
         else:
             shutil.copy2(path, run_dir / path.name)
-
-
-def _link_or_copy(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)
-    return target
 
 
 def read_run(run_dir: Path) -> RunRecord:

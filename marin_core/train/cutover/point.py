@@ -8,7 +8,7 @@ from typing import Any
 
 from marin_core.config import Config
 from marin_core.errors import ConfigError, DataError, InfrastructureError
-from marin_core.train.checkpoint.metadata import HELD_FILE, METADATA_FILE, CheckpointMetadata, read_metadata
+from marin_core.train.checkpoint.metadata import HELD_FILE, METADATA_FILE, CheckpointMetadata, link_checkpoint, read_metadata
 from marin_core.train.metrics import MetricsFile, Row, stream_metrics
 from marin_core.train.order import SkippedBatches
 
@@ -123,7 +123,7 @@ def hand_off(run_dir: Path, step: int, target: Path) -> None:
         fresh.mkdir(parents=True)
         shutil.copy2(run_dir / RUN_FILE, fresh / RUN_FILE)
         _copy_history(run_dir, fresh, step)
-        shutil.copytree(_checkpoint(run_dir, step), _checkpoint(fresh, step), copy_function=_link_or_copy)
+        link_checkpoint(_checkpoint(run_dir, step), _checkpoint(fresh, step))
         (_checkpoint(fresh, step) / HELD_FILE).unlink(missing_ok=True)
         fresh.rename(target)
     except OSError as error:
@@ -180,14 +180,6 @@ def _run(run_dir: Path) -> dict[str, Any]:
 
 def _checkpoint(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / str(step)
-
-
-def _link_or_copy(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)
-    return target
 
 
 def _write(path: Path, text: str) -> None:
