@@ -90,6 +90,30 @@ def write_metadata(directory: Path, metadata: CheckpointMetadata) -> None:
     sync_directory(directory.parent)
 
 
+def hold(directory: Path, reason: str) -> None:
+    """Keep a checkpoint until it is released, whatever else is saved.
+
+    Raises:
+        OSError: the directory can't be written.
+    """
+    # In place: that the file exists is what holds, and another name left behind would look like damage to the checkpoint.
+    with (directory / HELD_FILE).open("w", encoding="utf-8") as file:
+        file.write(reason + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def release(directory: Path) -> bool:
+    """Let a held checkpoint go the way of the others; whether it was held.
+
+    Raises:
+        OSError: the directory can't be written.
+    """
+    held = (directory / HELD_FILE).exists()
+    (directory / HELD_FILE).unlink(missing_ok=True)
+    return held
+
+
 def link_checkpoint(source: Path, target: Path) -> None:
     """A checkpoint's directory in another place: hard links where the file system has them, since nobody rewrites its files."""
     shutil.copytree(source, target, copy_function=_link_or_copy)

@@ -27,7 +27,9 @@ from marin_core.train.checkpoint.metadata import (
     Leaf,
     content_digest,
     files_below,
+    hold,
     read_metadata,
+    release,
     write_metadata,
 )
 from marin_core.train.checkpoint.saving import SaveInProgress, describe
@@ -149,11 +151,11 @@ class CheckpointStore:
             InfrastructureError: it can't be read.
         """
         self.metadata(step)
-        self._by_lead(f"hold {step}", lambda: (self._path(step) / HELD_FILE).write_text(reason + "\n", encoding="utf-8"))
+        self._by_lead(f"hold {step}", lambda: hold(self._path(step), reason))
 
     def release(self, step: int) -> None:
         """Let a held checkpoint go the way of the others."""
-        self._by_lead(f"release {step}", lambda: (self._path(step) / HELD_FILE).unlink(missing_ok=True))
+        self._by_lead(f"release {step}", lambda: release(self._path(step)))
 
     def delete(self, step: int) -> None:
         """Remove a checkpoint, permanent or held ones too: a run that goes back to an earlier step must not find later ones."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from marin_core.config import Config
 from marin_core.errors import ConfigError, DataError, InfrastructureError
+from marin_core.train.checkpoint import metadata
 from marin_core.train.checkpoint.metadata import HELD_FILE, METADATA_FILE, CheckpointMetadata, link_checkpoint, read_metadata
 from marin_core.train.metrics import MetricsFile, Row, stream_metrics
 from marin_core.train.order import SkippedBatches
@@ -53,13 +54,11 @@ def find_point(run_dir: Path, step: int) -> ForkPoint:
         DataError: checkpoint, run record, metrics and skipped batches disagree.
         InfrastructureError: the checkpoint's metadata can't be read.
     """
-    metadata, run = _metadata(run_dir, step), _run(run_dir)
-    if metadata.step != step:
-        raise _disagree(run_dir, step, f"its metadata says that it holds {metadata.step} updates")
-    if metadata.fingerprint != run["fingerprint"]:
-        raise _disagree(
-            run_dir, step, f"it was saved by a run with fingerprint {metadata.fingerprint}, {RUN_FILE} has {run['fingerprint']}"
-        )
+    saved, run = _metadata(run_dir, step), _run(run_dir)
+    if saved.step != step:
+        raise _disagree(run_dir, step, f"its metadata says that it holds {saved.step} updates")
+    if saved.fingerprint != run["fingerprint"]:
+        raise _disagree(run_dir, step, f"it was saved by a run with fingerprint {saved.fingerprint}, {RUN_FILE} has {run['fingerprint']}")
     skipped = SkippedBatches(run_dir)
     row = _row_before(run_dir, step)
     expected = skipped.batch_of(step - 1)
@@ -70,29 +69,29 @@ def find_point(run_dir: Path, step: int) -> ForkPoint:
         history_row=row["step"],
         loss=row["loss"],
         skipped_batches=skipped.batch_of(step) - step,
-        content_digest=metadata.content_digest,
-        is_temporary=metadata.is_temporary,
+        content_digest=saved.content_digest,
+        is_temporary=saved.is_temporary,
         run_name=run["run_name"],
         fingerprint=run["fingerprint"],
         tracker_run_id=run["tracker_run_id"],
-        source_commit=metadata.source_commit,
+        source_commit=saved.source_commit,
     )
 
 
 def hold(run_dir: Path, step: int, reason: str) -> None:
-    """Keep a checkpoint until it is released, as `CheckpointStore.hold` does, for programs that load no JAX."""
-    _write(_checkpoint(run_dir, step) / HELD_FILE, reason + "\n")
+    """Keep a checkpoint until it is released, also for the store of a run that is training."""
+    try:
+        metadata.hold(_checkpoint(run_dir, step), reason)
+    except OSError as error:
+        raise _unwritable(_checkpoint(run_dir, step), error) from error
 
 
 def release(run_dir: Path, step: int) -> bool:
     """Let a held checkpoint go the way of the others; whether it was held."""
-    pin = _checkpoint(run_dir, step) / HELD_FILE
-    held = pin.exists()
     try:
-        pin.unlink(missing_ok=True)
+        return metadata.release(_checkpoint(run_dir, step))
     except OSError as error:
-        raise _unwritable(pin, error) from error
-    return held
+        raise _unwritable(_checkpoint(run_dir, step), error) from error
 
 
 def inherit(run_dir: Path, earlier_run: Path, step: int) -> None:
