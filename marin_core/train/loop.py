@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import NamedTuple
 
 import jax
@@ -138,7 +137,7 @@ def train(
         reporter.log(f"Training {run_name} from step {start} to {config.num_steps}")
         if is_lead():
             borders = sorted({*phase_borders, *(stage.first_step for stage in config.batches.stages[1:])})
-            history = RunHistory(monotonic(), config.model.moe.experts if config.model.moe else None, tuple(borders))
+            history = RunHistory(time.monotonic(), config.model.moe.experts if config.model.moe else None, tuple(borders))
             folder = tracker_dir or run_dir
             run.observer = stack.enter_context(Observer.watching(config, record, run_dir, folder, reporter, start, history))
             if retried:
@@ -207,7 +206,7 @@ class _Run:
         self.reporter = reporter
         self.observer: Observer | None = None
         self.timer = StepTimer()
-        self.saved_at = monotonic()
+        self.saved_at = time.monotonic()
         self.left_out: list[Row] = []
         """Rows of the newest steps whose updates were left out, one after the other."""
         self.skipped_leaves = 0
@@ -254,7 +253,8 @@ class _Run:
                     self._save(step, state, kind)
                 if stopping:
                     self._stop(step)
-                self._collect_garbage(step)
+                if step % config.gc_every_steps == 0:
+                    self._collect_garbage()
 
     def _read(self, step: int) -> Batch:
         """This process's rows of the batch of a step."""
@@ -276,18 +276,18 @@ class _Run:
         """What to save after `step` updates, and whether to stop then; the same in all processes."""
         config = self.config
         stopping = anywhere(self.reporter.stop_requested()) and step < config.num_steps
-        kind = config.checkpoints.due(step, config.num_steps, monotonic() - self.saved_at)
+        kind = config.checkpoints.due(step, config.num_steps, time.monotonic() - self.saved_at)
         if config.checkpoints.temporary_every_seconds is not None:
             kind = from_lead(kind or "") or None  # type: ignore[assignment]
         return kind or ("temporary" if stopping else None), stopping
 
     def _save(self, step: int, state: TrainState, kind: Kind) -> None:
-        gc.collect()
+        self._collect_garbage()
         with self.timer.span("checkpoint"):
             if self.observer is not None:
                 self.observer.metrics.sync()  # a checkpoint never comes before the rows of its steps
             self.store.save(step, state, temporary=kind == "temporary")
-        self.saved_at = monotonic()
+        self.saved_at = time.monotonic()
         if self.observer is not None:
             self.observer.saved()
 
@@ -298,11 +298,10 @@ class _Run:
             advice=f"Start the same run again; it continues from step {step}.",
         )
 
-    def _collect_garbage(self, step: int) -> None:
+    def _collect_garbage(self) -> None:
         """All processes at one step: else each waits for the others' collections in turn (§9)."""
-        if step % self.config.gc_every_steps == 0:
-            with self.timer.span("gc"):
-                gc.collect()
+        with self.timer.span("gc"):
+            gc.collect()
 
     def _finish(self, finished: _Finished) -> None:
         """Wait for a step, judge it, and tell of it.
