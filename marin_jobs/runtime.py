@@ -524,8 +524,8 @@ def _prepare_output(spec: JobSpec, store: Store, scratch: Path, carry_over: Call
     fresh.rename(output)
     if spec.attempt > 1:
         store.clear_debris(spec.id, keep=spec.attempt)
-    for path in places.values():
-        if not store.is_local:
+    if not store.is_local:  # in a local one clearing the debris did it
+        for path in places.values():
             shutil.rmtree(path, ignore_errors=True)
     return output
 
