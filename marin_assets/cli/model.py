@@ -111,7 +111,7 @@ def _plan_config(options: argparse.Namespace) -> "PlanConfig":
     optimizer = {"adamw": AdamW, "lion": Lion, "muon": Muon, "muonh": MuonH}[options.optimizer]
     train = TrainConfig(
         model=model,
-        optimizer=optimizer(schedule=Wsd(), first_moment_dtype=options.first_moment, gradient_clip=None),
+        optimizer=optimizer(schedule=Wsd(), first_moment_dtype=options.first_moment),
         num_steps=1,
         global_batch_size=options.batch or SEQUENCES_PER_DEVICE * fleet.mesh.devices,
         sequence_length=options.sequence or model.max_sequence_length,
