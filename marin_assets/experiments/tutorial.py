@@ -29,12 +29,13 @@ run = lab.train_lm(
     global_batch_size=16,
     checkpoints=lab.CheckpointPolicy(permanent_every_steps=125, temporary_every_steps=25),
 )
+tasks = lab.eval_tasks("eval_tasks/python", V, {"code": code, "prose": prose})
 scores = lab.evaluate(
     "evals/tutorial/moe_tiny",
     V,
     run,
     held_out=held_out,
-    tasks=lab.eval_tasks("eval_tasks/python", V, {"code": code, "prose": prose}),
+    tasks=tasks,
     baseline=lab.ngram_baseline("baselines/python_trigram", V, data, held_out=held_out),
     config=lab.EvaluateConfig(window_overlap=0.25),
 )

@@ -173,22 +173,39 @@ class TokenCache:
 
     def _documents_of(self, index: int) -> Iterator[TokenizedDocument]:
         first = self._ends[index] - self.ledger[index].tokens
-        offsets = self._offsets(index)
+        offsets = self.offsets(index)
+        document = 0
+        for identities, sizes in self.rows(index):
+            last = document + len(identities)
+            begin = document
+            while begin < last:
+                end = int(np.searchsorted(offsets, offsets[begin] + STREAM_TOKENS, side="right")) - 1
+                end = min(max(begin + 1, end), last)
+                tokens = self.read(first + int(offsets[begin]), first + int(offsets[end]))
+                for row in range(begin, end):
+                    low, high = offsets[row] - offsets[begin], offsets[row + 1] - offsets[begin]
+                    yield TokenizedDocument(identities[row - document], tokens[low:high], sizes[row - document])
+                begin = end
+            document = last
+
+    def rows(self, index: int) -> Iterator[tuple[list[str], list[int]]]:
+        """Ids and UTF-8 bytes of a part's documents, in order, some thousands at a time.
+
+        Raises:
+            DataError: naming the part, if a row is missing or damaged.
+        """
+        documents = 0
         try:
-            rows = pq.read_table(self.parts[index] / IDS_FILE, columns=["id", "bytes"], page_checksum_verification=True)
-        except (OSError, pa.ArrowException) as error:
+            with pq.ParquetFile(self.parts[index] / IDS_FILE, page_checksum_verification=True) as file:
+                if file.metadata.num_rows != self.ledger[index].documents:
+                    raise ValueError(f"{file.metadata.num_rows} ids of {self.ledger[index].documents} documents")
+                for group in file.iter_batches(columns=["id", "bytes"]):
+                    documents += group.num_rows
+                    yield group.column("id").to_pylist(), group.column("bytes").to_pylist()
+            if documents != self.ledger[index].documents:
+                raise ValueError(f"{documents} ids of {self.ledger[index].documents} documents")
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise self._damaged(index, error) from error
-        identities, sizes = rows.column("id").to_pylist(), rows.column("bytes").to_pylist()
-        if not len(identities) == len(offsets) - 1 == self.ledger[index].documents:
-            raise self._damaged(index, ValueError(f"{len(identities)} ids, {len(offsets) - 1} documents by offsets"))
-        begin = 0
-        while begin < len(identities):
-            end = max(begin + 1, int(np.searchsorted(offsets, offsets[begin] + STREAM_TOKENS, side="right")) - 1)
-            tokens = self.read(first + int(offsets[begin]), first + int(offsets[end]))
-            for row in range(begin, end):
-                low, high = offsets[row] - offsets[begin], offsets[row + 1] - offsets[begin]
-                yield TokenizedDocument(identities[row], tokens[low:high], sizes[row])
-            begin = end
 
     def verify(self) -> None:
         """Read everything and compare with the digests in `part.json`.
@@ -196,20 +213,37 @@ class TokenCache:
         Raises:
             DataError: naming the part, at the first difference.
         """
-        for index, entry in enumerate(self.ledger):
-            info, digest = self.info(index), xxhash.xxh3_128()
-            first = self._ends[index] - entry.tokens
-            for start in range(first, self._ends[index], STREAM_TOKENS):
-                digest.update(self.read(start, min(start + STREAM_TOKENS, self._ends[index])).astype("<u4").tobytes())
-            if digest.hexdigest() != info.digest:
-                raise self._damaged(index, ValueError(f"digest is {digest.hexdigest()}, part.json says {info.digest}"))
+        for index in range(len(self.parts)):
+            for _ in self.verified(index):
+                pass
 
-    def _offsets(self, index: int) -> npt.NDArray[np.int64]:
+    def verified(self, index: int) -> Iterator[Int32]:
+        """All tokens of a part in order, int32, about a million at a time.
+
+        Raises:
+            DataError: naming the part, after the last token, if they are not those of `part.json`.
+        """
+        info, digest = self.info(index), xxhash.xxh3_128()
+        end = self._ends[index]
+        for start in range(end - self.ledger[index].tokens, end, STREAM_TOKENS):
+            tokens = self.read(start, min(start + STREAM_TOKENS, end))
+            digest.update(tokens.astype("<u4").data)
+            yield tokens
+        if digest.hexdigest() != info.digest:
+            raise self._damaged(index, ValueError(f"digest is {digest.hexdigest()}, part.json says {info.digest}"))
+
+    def offsets(self, index: int) -> npt.NDArray[np.int64]:
+        """Where each document of a part begins in it, and the part's length: int64 [documents + 1].
+
+        Raises:
+            DataError: naming the part, if they are damaged or don't cover its documents and tokens.
+        """
         try:
             offsets: npt.NDArray[np.int64] = open_array(self.parts[index] / "offsets", self._context).read().result()
         except (ValueError, OSError, RuntimeError) as error:
             raise self._damaged(index, error) from error
-        if offsets[0] != 0 or offsets[-1] != self.ledger[index].tokens or (np.diff(offsets) <= 0).any():
+        entry = self.ledger[index]
+        if len(offsets) != entry.documents + 1 or offsets[0] != 0 or offsets[-1] != entry.tokens or (np.diff(offsets) <= 0).any():
             raise self._damaged(index, ValueError("offsets don't cover the tokens"))
         return offsets
 

@@ -1,175 +1,19 @@
-"""What each step of the data path is asked to do. Values only: this module imports nothing heavy."""
+"""How documents become tokens, and tokens a mixture. Values only: this module imports nothing heavy."""
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from marin_core.config import OPERATIONAL, Config
-
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
-
-Policy = Literal["TRAINING_ALLOWED", "EVAL_ONLY", "BLOCKED"]
-StdlibDomain = Literal["code", "docstrings", "topics"]
+from marin_core.data.limits import KIB, MIB
 
 COMPONENT_NAME = re.compile(r"[a-z0-9_.-]+")
 """Names of mixture components; they are hashed into the loader's keys, so they must be plain."""
-
-DOMAIN_PATTERN = r"^[a-z0-9_]+$"
-
-
-class PythonStdlib(Config):
-    """The corpus that is always there: the running interpreter's standard library."""
-
-    kind: Literal["python_stdlib"] = "python_stdlib"
-    domains: tuple[StdlibDomain, ...] = Field(default=("code", "docstrings", "topics"), min_length=1)
-    unit_bytes: int = Field(default=256 * KIB, ge=4 * KIB, le=GIB)
-    """Uncompressed size at which a unit is closed; a larger document has a unit of its own."""
-
-
-class LocalFiles(Config):
-    """JSONL files (plain, gzip or zstd) below a folder; one document a line, Dolma's field names."""
-
-    kind: Literal["local_files"] = "local_files"
-    root: str = Field(min_length=1, json_schema_extra=OPERATIONAL)
-    """A place, and no part of the identity: the files are, and a folder may move. Other files belong into a new version."""
-    pattern: str = "**/*.jsonl*"
-    domain: str = Field(default="documents", pattern=DOMAIN_PATTERN)
-    acquired: str | None = None
-    """RFC 3339 time at which the files were obtained; becomes `added` of every document."""
-    allow_eval_split: bool = False
-    """Accept, for training, files whose path says test, validation or eval."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _stays_below_root(cls, pattern: str) -> str:
-        if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
-            raise ValueError("must be a relative glob without '..'")
-        return pattern
-
-
-Source = Annotated[PythonStdlib | LocalFiles, Field(discriminator="kind")]
-
-
-class IngestConfig(Config):
-    """One raw source artifact: bytes as found, and under which terms they may be used."""
-
-    source: Source
-    license: str = Field(min_length=1)
-    policy: Policy
-    name: str | None = Field(default=None, pattern=r"^[a-z0-9_]+(/[a-z0-9_]+)*$")
-    """First part of every document's `source` column; `raw/<kind>` when not given."""
-
-
-class GopherQuality(Config):
-    """Gopher's quality rules (arXiv 2112.11446, table A1), by datatrove's block."""
-
-    name: Literal["gopher_quality"] = "gopher_quality"
-    min_words: int = Field(default=50, ge=1)
-    max_words: int = Field(default=100_000, ge=1)
-    min_mean_word_length: float = Field(default=3.0, ge=0)
-    max_mean_word_length: float = Field(default=10.0, ge=0)
-    max_symbol_word_ratio: float = Field(default=0.1, ge=0)
-    max_bullet_lines_ratio: float = Field(default=0.9, ge=0)
-    max_ellipsis_lines_ratio: float = Field(default=0.3, ge=0)
-    min_alpha_words_ratio: float = Field(default=0.8, ge=0)
-    min_stop_words: int = Field(default=2, ge=0)
-    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
-
-
-NGramLimits = tuple[tuple[int, float], ...]
-
-
-class GopherRepetition(Config):
-    """Gopher's repetition rules (arXiv 2112.11446, table A1), by datatrove's block; limits are shares of the text."""
-
-    name: Literal["gopher_repetition"] = "gopher_repetition"
-    max_duplicate_lines: float = Field(default=0.3, ge=0)
-    max_duplicate_paragraphs: float = Field(default=0.3, ge=0)
-    max_duplicate_line_characters: float = Field(default=0.2, ge=0)
-    max_duplicate_paragraph_characters: float = Field(default=0.2, ge=0)
-    max_top_n_grams: NGramLimits = ((2, 0.2), (3, 0.18), (4, 0.16))
-    max_duplicate_n_grams: NGramLimits = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
-
-
-class FineWebQuality(Config):
-    """FineWeb's line rules (arXiv 2406.17557), by datatrove's block."""
-
-    name: Literal["fineweb_quality"] = "fineweb_quality"
-    min_line_punctuation: float = Field(default=0.12, ge=0)
-    max_short_lines: float = Field(default=0.67, ge=0)
-    short_line_characters: int = Field(default=30, ge=0)
-    max_duplicate_characters: float = Field(default=0.01, ge=0)
-    max_new_lines_per_word: float = Field(default=0.3, ge=0)
-
-
-class CodeQuality(Config):
-    """Rules for source code: minified and generated files, binaries and data tables are dropped."""
-
-    name: Literal["code_quality"] = "code_quality"
-    max_mean_line_characters: float = Field(default=100.0, gt=0)
-    max_line_characters: int = Field(default=1_000, ge=1)
-    min_alphanumeric_share: float = Field(default=0.25, ge=0, le=1)
-    max_bytes: int = Field(default=MIB, ge=1)
-    generated_markers: tuple[str, ...] = (
-        "do not edit",
-        "do not modify",
-        "automatically generated",
-        "auto-generated",
-        "autogenerated",
-        "@generated",
-    )
-    """Lower-case marks of generated files, looked for in the first `head_lines` lines."""
-    head_lines: int = Field(default=10, ge=1)
-
-
-class MinCharacters(Config):
-    """Drops documents that are too short to learn from."""
-
-    name: Literal["min_characters"] = "min_characters"
-    characters: int = Field(default=200, ge=1)
-
-
-FilterRule = Annotated[GopherQuality | GopherRepetition | FineWebQuality | CodeQuality | MinCharacters, Field(discriminator="name")]
-
-
-class Limits(Config):
-    """Sizes above which input is set aside or refused (bytes)."""
-
-    record_bytes: int = Field(default=64 * MIB, ge=KIB)
-    text_bytes: int = Field(default=16 * MIB, ge=1)
-    metadata_bytes: int = Field(default=64 * KIB, ge=2)
-    shard_bytes: int = Field(default=GIB, ge=KIB)
-    bomb_ratio: int = Field(default=200, ge=1)
-    """Largest allowed ratio of expanded to compressed size once `bomb_floor_bytes` are out."""
-    bomb_floor_bytes: int = Field(default=64 * MIB, ge=KIB)
-
-
-class FilterConfig(Config):
-    """One filtered family: which domains of a raw source, which rules in which order, cut into how many shards."""
-
-    domains: tuple[Annotated[str, Field(pattern=DOMAIN_PATTERN)], ...] = ()
-    """Domains of the raw source; empty = all of them."""
-    filters: tuple[FilterRule, ...] = ()
-    shards: int = Field(ge=1, le=5_000)
-    on_truncated: Literal["fail", "reject"] = "fail"
-    """A unit that is cut or damaged fails the shard, or its whole records are kept and the tail is rejected."""
-    limits: Limits = Limits()
-    words: Literal["unicode_words_1"] = "unicode_words_1"
-    """Splitter that the rules count words with; it decides differently from others, so it belongs to the identity."""
-
-    @field_validator("filters")
-    @classmethod
-    def _named_once(cls, filters: tuple[FilterRule, ...]) -> tuple[FilterRule, ...]:
-        names = [rule.name for rule in filters]
-        if len(set(names)) < len(names):
-            raise ValueError(f"each rule may stand once, got {names}")
-        return filters
 
 
 class Specials(Config):
@@ -194,6 +38,39 @@ class TokenizerConfig(Config):
     min_frequency: int = Field(default=2, ge=1)
 
 
+class TokenizerFile(Config):
+    """A tokenizer that somebody else trained: a `tokenizer.json` among the units of a raw source, used as it is."""
+
+    file: str = Field(default="tokenizer.json", min_length=1)
+    """The file's path in the source."""
+    specials: Specials = Specials()
+    digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Digest of what the tokenizer says (`tokenizer_digest`); another one is refused. None takes whatever the source holds."""
+
+
+class KmerConfig(Config):
+    """Words of k bases; what isn't a run of k of them is taken character by character, so that any text survives.
+
+    `k=1` is the character tokenizer.
+    """
+
+    k: int = Field(ge=1, le=10)
+    bases: str = Field(default="ACGT", pattern=r"^[A-Z]{2,26}$")
+    """Letters that words are made of: those of DNA, `ACGU` for RNA. There are bases^k words, at most 2^20."""
+    specials: Specials = Specials()
+
+    @model_validator(mode="after")
+    def _words_are_distinct_and_few(self) -> "KmerConfig":
+        if len(set(self.bases)) < len(self.bases):
+            raise ValueError(f"bases are {self.bases!r}; each may stand once")
+        if len(self.bases) ** self.k > 2**20:
+            raise ValueError(f"k = {self.k} of {len(self.bases)} bases makes {len(self.bases) ** self.k} words; at most 2^20 are allowed")
+        return self
+
+
+Engine = Literal["tokenizers", "gigatoken"]
+
+
 class TokenizeConfig(Config):
     """How documents become a token cache."""
 
@@ -205,6 +82,9 @@ class TokenizeConfig(Config):
     long_document_characters: int = Field(default=262_144, ge=10_000)
     """Longer documents are encoded in pieces where that provably gives the same ids."""
     batch_bytes: int = Field(default=4 * MIB, ge=KIB, json_schema_extra=OPERATIONAL)
+    engine: Engine = Field(default="tokenizers", json_schema_extra=OPERATIONAL)
+    """What encodes. `gigatoken` (extra `fast`) only where its ids are proven equal for the very tokenizer; else the job falls back to
+    `tokenizers`, and says so. The ids are the same, so it is no part of the identity."""
 
     @model_validator(mode="after")
     def _split_has_documents(self) -> "TokenizeConfig":
@@ -284,8 +164,13 @@ class PhaseConfig(Config):
 class MixtureConfig(Config):
     """Which components a model sees, in which proportions and in which order."""
 
-    weights: Weights
-    """From the first step on. Without later phases any scale will do."""
+    weights: Weights | None = None
+    """From the first step on. Without later phases any scale will do. None: by the tokens that there are, see `temperature`."""
+    temperature: float | None = Field(default=None, ge=1)
+    """Weights ∝ tokens^(1/temperature), when the mixture is made (arXiv 1907.05019): 1 is in proportion to the tokens, and the larger it
+    is, the more the small components are read. Either this or `weights` is given."""
+    planned_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(), json_schema_extra=OPERATIONAL)
+    """Budgets for which the mixture reports how often each component would be read, and which would run out. They only inform."""
     phases: tuple[PhaseConfig, ...] = ()
     """Later phases, in the order of their starts; with them all weights, the first ones too, sum to 1 in each phase."""
     sequence_length: int = Field(ge=2, le=2**24)
@@ -309,13 +194,24 @@ class MixtureConfig(Config):
 
     @property
     def all_phases(self) -> tuple[PhaseConfig, ...]:
-        """All phases, the first of which begins at 0."""
-        return (PhaseConfig(start="0", weights=self.weights), *self.phases)
+        """All phases, the first of which begins at 0; none while the weights wait for the tokens to be counted."""
+        return (PhaseConfig(start="0", weights=self.weights), *self.phases) if self.weights else ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Components of all phases, in name order."""
+        """Components of all phases, in name order; empty while the weights wait for the tokens to be counted."""
         return tuple(sorted({name for phase in self.all_phases for name in phase.weights}))
+
+    @model_validator(mode="after")
+    def _weighed_in_one_way(self) -> "MixtureConfig":
+        if (self.weights is None) == (self.temperature is None):
+            raise ValueError(f"weights are {self.weights!r} and temperature is {self.temperature!r}; give one of both")
+        if self.temperature is not None and self.phases:
+            raise ValueError("temperature weighs the whole run; phases need weights")
+        steps = [phase.start for phase in self.phases if isinstance(phase.start, int)]
+        if self.planned_tokens and steps:
+            raise ValueError(f"planned_tokens can't be laid over a phase from step {steps[0]} on; begin phases at a share of the run")
+        return self
 
     @model_validator(mode="after")
     def _phases_follow_each_other(self) -> "MixtureConfig":
@@ -331,3 +227,26 @@ class MixtureConfig(Config):
             starts = ", ".join(str(phase.start) for phase in self.phases)
             raise ValueError(f"phases begin at {starts}; each must begin after the one before it, and the first of them after 0")
         return self
+
+
+class PublishedMixtureConfig(MixtureConfig):
+    """A mixture whose weights and phases are those of a commit of a published mix, which is read when the mixture is made."""
+
+    mix: str = Field(min_length=1, json_schema_extra=OPERATIONAL)
+    """Folder, bucket or http(s) address of the mix. The commit is proven by its id, wherever it comes from."""
+    commit: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Id of the commit."""
+
+    @model_validator(mode="after")
+    def _weighed_in_one_way(self) -> "PublishedMixtureConfig":
+        if self.weights is not None or self.temperature is not None or self.phases:
+            raise ValueError("weights, temperature and phases are the commit's; give none of them")
+        return self
+
+    def weighed(self, phases: Sequence[tuple[str | int, Mapping[str, float]]]) -> MixtureConfig:
+        """The same with the weights of all phases, in the order of their starts, the first of them from the beginning."""
+        fields = {name: getattr(self, name) for name in MixtureConfig.model_fields}
+        (_, first), *later = phases
+        fields["weights"] = dict(first)
+        fields["phases"] = tuple(PhaseConfig(start=start, weights=dict(weights)) for start, weights in later)
+        return MixtureConfig(**fields)

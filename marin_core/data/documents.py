@@ -1,27 +1,39 @@
-"""Documents of a unit, one by one: each line becomes a document in normal form, or a rejection that says where and why."""
+"""Documents of a unit, one by one: each record becomes a document in normal form, or a rejection that says where and why."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from urllib.parse import unquote
 
 from marin_core.artifact.canonical import canonical_json
 from marin_core.artifact.record import file_sha256
-from marin_core.data.config import Limits
+from marin_core.data.formats.archives import Opener
+from marin_core.data.formats.config import Archived, Format, Jsonl, TextFormat
+from marin_core.data.formats.items import Extract, Item, Piece, RejectedError
+from marin_core.data.formats.make import OpenReader, make_reader
+from marin_core.data.limits import Limits
 from marin_core.data.normal_form import document_id, normal_form
-from marin_core.data.streams import DamagedStreamError, Line, chunks, compression_of, lines
+from marin_core.data.streams import DamagedStreamError, chunks, compression_of
+from marin_core.data.transforms.unicode import prepare
 from marin_core.data.units import Unit
-from marin_core.errors import DataError
-
-KEPT_METADATA = ("url", "lang", "license", "origin_id", "title", "group")
-"""What a record may say about itself; `unit` and `offset` are added here."""
+from marin_core.errors import ConfigError, DataError
 
 SAMPLE_CHARACTERS = 200
-SUFFIXES = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+SUFFIXES = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".tgz": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bzip2",
+    ".tbz2": "bzip2",
+    ".xz": "xz",
+    ".txz": "xz",
+}
 
 
 @dataclass(frozen=True)
@@ -54,8 +66,8 @@ class Rejection:
     Attributes:
         reason: one of the closed set of reasons.
         detail: what the parser said, or a size.
-        unit: path of the unit.
-        offset: of the record in the decompressed unit, in bytes.
+        unit: path of the unit; behind it `!/` and the name of the member, if it is an archive.
+        offset: of the record in the decompressed unit or member of an archive: bytes, or rows of a table.
         length: of the record in bytes.
         sha256_16: first 16 hex digits of the sha256 of its raw bytes.
         sample: first 200 characters, controls escaped, personal data masked.
@@ -70,25 +82,17 @@ class Rejection:
     sample: str
 
 
-class RejectedError(Exception):
-    """A record is unusable; carries the reason."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.detail = detail
-
-
 @dataclass(frozen=True)
 class UnitReader:
-    """Reads units of one raw source.
+    """Reads units of one raw source. A context manager: some formats hold a child process.
 
     Attributes:
         raw: folder of the raw artifact.
         source: its name, first part of the `source` column.
         limits: sizes above which records are rejected.
         on_truncated: `fail`, or `reject` the tail of a cut unit.
-        notes: counts what was repaired or odd (`repaired_…`, `extension_mismatch`, `empty_unit`).
+        notes: counts what was repaired, skipped or odd (`repaired_…`, `skipped_…`, `extension_mismatch`, `empty_unit`).
+        format: what the units hold.
     """
 
     raw: Path
@@ -96,6 +100,7 @@ class UnitReader:
     limits: Limits
     on_truncated: str
     notes: Counter[str]
+    format: Format = field(default_factory=Jsonl)
 
     def read(self, unit: Unit) -> Iterator[Document | Rejection]:
         """Documents and rejections of a unit, in its order.
@@ -113,6 +118,16 @@ class UnitReader:
         except DataError as error:
             raise DataError(f"unit {unit.path!r}: {error.message}", advice=error.advice) from error
 
+    def __enter__(self) -> "UnitReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+
+    @cached_property
+    def _reader(self) -> OpenReader:
+        return make_reader(self.format, self.limits, self.notes)
+
     def _read(self, path: Path, unit: Unit) -> Iterator[Document | Rejection]:
         with path.open("rb") as file:
             kind = compression_of(file.read(8))
@@ -120,105 +135,88 @@ class UnitReader:
         if kind != named:
             self.notes["extension_mismatch"] += 1
         empty = True
+        name = unquote(unit.origin, errors="surrogateescape") if unit.origin else Path(unit.path).name
+        piece = Piece(unit.path, name, path, chunks(path, self.limits))
         try:
-            for line in lines(chunks(path, self.limits), self.limits.record_bytes):
-                empty = False
-                yield self._record(line, unit)
+            for member in self._pieces(piece, unit):
+                for record in self._records(member, unit):
+                    empty = False
+                    yield record
         except DamagedStreamError as error:
-            if self.on_truncated == "fail" and error.reason != "archive_bomb":
-                raise DataError(
-                    f"{error.reason} at byte {error.offset} of the decompressed stream: {error.detail}",
-                    advice="Fetch the file again, or set on_truncated to 'reject' to keep its whole records.",
-                ) from error
             empty = False
-            yield Rejection(error.reason, error.detail, unit.path, error.offset, 0, "", "")
+            yield self._damaged(error, unit.path)
         if empty:
             self.notes["empty_unit"] += 1
 
-    def _record(self, line: Line, unit: Unit) -> Document | Rejection:
-        try:
-            return self._document(line, unit)
-        except RejectedError as rejected:
-            data = line.data or b""
-            digest = line.digest or sha256(data).hexdigest()[:16]
-            return Rejection(
-                rejected.reason, rejected.detail[:SAMPLE_CHARACTERS], unit.path, line.offset, line.length, digest, sample_of(data)
-            )
+    def _pieces(self, piece: Piece, unit: Unit) -> Iterator[Piece]:
+        if isinstance(self.format, Archived):
+            return Opener(self.format, self.limits, self.notes).pieces(piece, unit.size)
+        return iter([piece])
 
-    def _document(self, line: Line, unit: Unit) -> Document:
-        if line.data is None:
-            raise RejectedError("record_too_long", f"{line.length} bytes, at most {self.limits.record_bytes} are read")
-        record = parse_record(line.data, line.offset)
-        text, repairs = normal_form(record["text"])
+    def _records(self, piece: Piece, unit: Unit) -> Iterator[Document | Rejection]:
+        """Documents and rejections of a file; what is wrong with one member of an archive is no harm to the next ones."""
+        try:
+            for item in self._reader.items(piece):
+                yield self._record(item, piece, unit)
+        except DamagedStreamError as error:
+            if not error.member:
+                raise
+            yield self._damaged(error, piece.unit)
+
+    def _damaged(self, error: DamagedStreamError, unit: str) -> Rejection:
+        """The row for the part of a unit that can't be read.
+
+        Raises:
+            DataError: if that is to fail. A bomb never does: its unit is what is wrong, not the copy of it.
+        """
+        if self.on_truncated == "fail" and error.reason != "archive_bomb":
+            raise DataError(
+                f"{error.reason} at byte {error.offset} of the decompressed stream: {error.detail}",
+                advice="Fetch the file again, or set on_truncated to 'reject' to keep its whole records.",
+            ) from error
+        return Rejection(error.reason, error.detail[:SAMPLE_CHARACTERS], unit, error.offset, 0, "", "")
+
+    def _record(self, item: Item, piece: Piece, unit: Unit) -> Document | Rejection:
+        try:
+            if item.data is None:
+                raise RejectedError("record_too_long", f"{item.length} bytes, at most {self.limits.record_bytes} are read")
+            if item.reason:
+                raise RejectedError(item.reason, item.detail)
+            return self._document(self._reader.extract(item, piece), item, piece, unit)
+        except RejectedError as rejected:
+            data = item.data or b""
+            digest = item.digest or sha256(data).hexdigest()[:16]
+            detail = rejected.detail[:SAMPLE_CHARACTERS]
+            return Rejection(rejected.reason, detail, piece.unit, item.offset, item.length, digest, sample_of(data))
+
+    def _document(self, extract: Extract, item: Item, piece: Piece, unit: Unit) -> Document:
+        text, prepared = prepare(extract.text, self.format) if isinstance(self.format, TextFormat) else (extract.text, [])
+        text, repairs = normal_form(text)
         if not text:
             raise RejectedError("no_text", "empty in normal form")
         size = len(text) if text.isascii() else len(text.encode())
         if size > self.limits.text_bytes:
             raise RejectedError("text_too_long", f"{size} bytes, at most {self.limits.text_bytes} are kept")
-        metadata = self._metadata(record, line, unit)
-        self.notes.update(f"repaired_{repair}" for repair in repairs)
-        added, created = record.get("added"), record.get("created")
+        metadata = self._metadata(extract, item, piece)
+        self.notes.update(f"repaired_{repair}" for repair in (*prepared, *repairs))
         return Document(
             id=document_id(text),
             text=text,
             source=f"{self.source}/{unit.domain}",
-            added=added if isinstance(added, str) else unit.acquired,
-            created=created if isinstance(created, str) else None,
+            added=extract.added or unit.acquired,
+            created=extract.created,
             metadata=metadata,
             bytes=size,
         )
 
-    def _metadata(self, record: dict[str, Any], line: Line, unit: Unit) -> str:
-        given = record.get("metadata")
-        kept = {key: given[key] for key in KEPT_METADATA if given.get(key) is not None} if isinstance(given, dict) else {}
-        identity = record.get("id")
-        if isinstance(identity, str | int):
-            kept.setdefault("origin_id", str(identity))
+    def _metadata(self, extract: Extract, item: Item, piece: Piece) -> str:
         try:
-            encoded = canonical_json(kept | {"unit": unit.path, "offset": line.offset})
-        except UnicodeEncodeError:
+            encoded = canonical_json(extract.metadata | {"unit": piece.unit, "offset": item.offset})
+        except (UnicodeEncodeError, ConfigError):
             raise RejectedError("bad_json", "lone surrogate in the metadata") from None
         if len(encoded) > self.limits.metadata_bytes:
             raise RejectedError("metadata_too_large", f"{len(encoded)} bytes, at most {self.limits.metadata_bytes} are kept")
         return encoded.decode()
-
-
-def parse_record(data: bytes, offset: int = 0) -> dict[str, Any]:
-    """Parse one line strictly: valid UTF-8, RFC 8259 JSON (no NaN), an object whose `text` is a string without lone surrogates.
-
-    Raises:
-        RejectedError: `invalid_utf8`, `bad_json`, `not_object`, `no_text` or `text_type`; details give byte offsets in the unit.
-    """
-    try:
-        decoded = data.decode()
-    except UnicodeDecodeError as error:
-        raise RejectedError("invalid_utf8", f"byte 0x{data[error.start]:02x} at {offset + error.start}") from None
-    try:
-        record = _DECODER.decode(decoded)
-    except json.JSONDecodeError as error:
-        at = offset + len(decoded[: error.pos].encode())
-        raise RejectedError("bad_json", f"{error.msg} at byte {at}") from None
-    except (ValueError, RecursionError) as error:
-        raise RejectedError("bad_json", f"{error} in the record at byte {offset}") from None
-    if not isinstance(record, dict):
-        raise RejectedError("not_object", f"a JSON {type(record).__name__}")
-    text = record.get("text")
-    if text is None:
-        raise RejectedError("no_text", "'text' is missing or null")
-    if not isinstance(text, str):
-        raise RejectedError("text_type", f"'text' is a JSON {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RejectedError("bad_json", f"lone surrogate at character {error.start} of 'text'") from None
-    return record
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 _PERSONAL = re.compile(r"[\w.+-]{1,64}@[\w-]{1,64}\.[\w.-]{1,64}|\d[\d ./-]{5,}\d")

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from marin_core.artifact.canonical import canonical_json
 from marin_core.config import Config
 from marin_core.data.cache import LedgerPart, ledger_of
+from marin_core.data.composition import Budget, budget_rows, enough_data, weights_by_tokens
 from marin_core.data.config import MixtureConfig, Pack, PhaseConfig, Stop
 from marin_core.data.files import write_json
 from marin_core.data.packing import PackingInfo, pack
@@ -88,16 +89,21 @@ def make_mixture(config: MixtureConfig, components: Mapping[str, Sequence[Path]]
     """Write `mixture.json` and a picture of the composition.
 
     Args:
-        components: name → folders of the parts of its token cache, in stream order; the names in the weights of all phases.
+        components: name → folders of the parts of its token cache, in stream order; the names in the weights of all phases. With a
+            `temperature` their weights follow from the tokens that are counted here.
 
     Raises:
         ConfigError: if names and weights don't match, tokenizers or policies are mixed, a component may not be used for training, is
             a held-out split, or has fewer tokens than one sequence.
         DataError: if a part is missing or broken.
     """
-    _same_names(config, components)
+    if config.weights is not None:
+        _same_names(config, components)
     infos = {name: [read_info(part) for part in components[name]] for name in sorted(components)}
     same_tokens({f"{name}/{info.part}": info for name, parts in infos.items() for info in parts})
+    if config.temperature is not None:
+        tokens = {name: sum(info.tokens for info in parts) for name, parts in infos.items()}
+        config = config.changed(weights=weights_by_tokens(tokens, config.temperature), temperature=None)
     for name, parts in infos.items():
         _refuse_unusable(config, name, parts)
     output.mkdir(parents=True, exist_ok=True)
@@ -109,19 +115,45 @@ def make_mixture(config: MixtureConfig, components: Mapping[str, Sequence[Path]]
     phases_table = _phase_rows(mixture)
     _plot(mixture, output / PLOT_FILE)
     reporter.log(f"mixture of {len(infos)} components in {len(mixture.phases)} phases")
-    tokens = sum(component.tokens for component in mixture.components.values())
-    metrics: dict[str, Scalar] = {"components": len(infos), "tokens": tokens, "tokenizer_digest": mixture.tokenizer.digest}
-    for row in phases_table:
-        prefix = f"share_phase_{row['phase']}" if row["phase"] else "share"
-        metrics[f"{prefix}/{row['component']}"] = row["share"]
+    budgets = [Budget(mixture, tokens) for tokens in _planned(config)]
+    tables = {"components": components_table} | ({"phases": phases_table} if len(mixture.phases) > 1 else {})
+    if budgets:
+        tables["budgets"] = budget_rows(budgets)
     totals = {str(phase.start): sum(phase.integer_weights.values()) for phase in mixture.phases}
     return Report(
-        metrics=metrics,
-        tables={"components": components_table} | ({"phases": phases_table} if len(mixture.phases) > 1 else {}),
+        metrics=_metrics(mixture, phases_table, budgets),
+        tables=tables,
         plots={"composition": output / PLOT_FILE},
-        checks=[Check("weights_sum_to_one", set(totals.values()) == {UNIT}, "integer weights of each phase sum to 2^40", totals)],
+        checks=[
+            Check("weights_sum_to_one", set(totals.values()) == {UNIT}, "integer weights of each phase sum to 2^40", totals),
+            enough_data(budgets),
+        ],
         content_digest=hashlib.sha256(canonical_json(content)).hexdigest(),
     )
+
+
+def _planned(config: MixtureConfig) -> tuple[int, ...]:
+    """The budgets to report on: those given, else that of the run which simulated epochs stand for."""
+    if config.planned_tokens or config.target_tokens is None or any(isinstance(phase.start, int) for phase in config.phases):
+        return config.planned_tokens
+    return (config.target_tokens,)
+
+
+def _metrics(mixture: Mixture, phases: Sequence[Mapping[str, Scalar]], budgets: Sequence[Budget]) -> dict[str, Scalar]:
+    tokens = sum(component.tokens for component in mixture.components.values())
+    metrics: dict[str, Scalar] = {
+        "component_count": len(mixture.components),
+        "tokens": tokens,
+        "tokenizer_digest": mixture.tokenizer.digest,
+    }
+    for row in phases:
+        prefix = f"share_phase_{row['phase']}" if row["phase"] else "share"
+        metrics[f"{prefix}/{row['component']}"] = row["share"]
+    if budgets:
+        largest = max(budgets, key=lambda budget: budget.tokens)
+        metrics["planned_tokens"] = largest.tokens
+        metrics |= {f"epochs/{name}": round(float(largest.epochs(name)), 4) for name in mixture.components}
+    return metrics
 
 
 def read_mixture(folder: Path) -> Mixture:
@@ -175,7 +207,7 @@ def _refuse_unusable(config: MixtureConfig, name: str, parts: Sequence[PartInfo]
 
 def _packings(config: MixtureConfig, components: Mapping[str, Sequence[Path]], output: Path) -> dict[str, PackingInfo]:
     infos = {}
-    for name in config.names:
+    for name in sorted(components):
         packing = pack(components[name], config.sequence_length, name, config.seed)
         packing.write(output / PACKING_FOLDER, name)
         infos[name] = packing.info()

@@ -1,8 +1,9 @@
 """Files of one part of a token cache: plain zarr3 arrays, document ids, and `part.json`, which is written last."""
 
 import json
-from collections import Counter
+from array import array
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ IDS_FILE = "ids.parquet"
 SHARD_TOKENS = 1 << 26
 """Tokens of one file: 128 or 256 MiB raw. Bytes are written by whole files, since a plain append rewrites the file."""
 SHARD_OFFSETS = 1 << 22
+ID_ROWS = 1 << 16
+"""Documents whose ids are written together; ten million tiny documents must not be held in memory as text."""
 CHUNK = 1 << 15
 """Items that are compressed and check-summed together: the best batched reads measured (spec: data §6.2)."""
 
@@ -166,7 +169,10 @@ def _open_spec(path: Path) -> dict[str, Any]:
 
 
 class PartWriter:
-    """Writes the arrays of one part, document by document; holds at most one file of tokens in memory."""
+    """Writes the arrays of one part, documents as they come; holds at most one file of tokens in memory.
+
+    A context manager: one that isn't finished must be closed before another writes to the same folder.
+    """
 
     def __init__(self, folder: Path, dtype: Literal["uint16", "uint32"], shard_tokens: int = SHARD_TOKENS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,17 +181,23 @@ class PartWriter:
         self.bytes = 0
         self.min_id: int | None = None
         self.max_id = 0
-        self.id_counts: Counter[int] = Counter()
         self._folder = folder
         self._shard_tokens = shard_tokens
         self._buffer = np.empty(1 << 20, dtype)
         self._held = 0
         self._written = 0
         self._array: Any = None
-        self._offsets = [0]
-        self._rows: dict[str, list[Any]] = {"id": [], "shard": [], "tokens": [], "bytes": []}
+        self._offsets = array("q", [0])
+        self._rows: dict[str, list[Any]] = {name: [] for name in IDS_SCHEMA.names}
+        self._ids = pq.ParquetWriter(folder / IDS_FILE, IDS_SCHEMA, compression="zstd", write_page_checksum=True)
         self._digest = xxhash.xxh3_128()
         self._multiset = 0
+
+    def __enter__(self) -> "PartWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ids.close()
 
     @property
     def documents(self) -> int:
@@ -194,17 +206,38 @@ class PartWriter:
 
     def add(self, identity: str, shard: str, ids: npt.NDArray[np.uint32], text_bytes: int) -> None:
         """Append one document; ids uint32 [tokens], BOS and EOS included."""
-        raw = ids.astype("<u4", copy=False).tobytes()
+        self.extend([identity], [shard], ids, np.array([len(ids)]), [text_bytes])
+
+    def extend(
+        self,
+        identities: Sequence[str],
+        shards: Sequence[str],
+        ids: npt.NDArray[np.uint32],
+        lengths: npt.NDArray[np.int64],
+        text_bytes: Sequence[int],
+    ) -> None:
+        """Append documents: their ids one after the other, uint32 [tokens], and the tokens of each, int64 [documents], none of them 0."""
+        if len(ids) == 0:
+            return
+        raw = memoryview(ids.astype("<u4", copy=False)).cast("B")
+        ends = np.cumsum(lengths)
         self._digest.update(raw)
-        self._multiset = (self._multiset + xxhash.xxh3_128_intdigest(raw)) % 2**128
+        for begin, end in pairwise([0, *(ends * 4).tolist()]):
+            self._multiset += xxhash.xxh3_128_intdigest(raw[begin:end])
+        self._multiset %= 2**128
         low, high = int(ids.min()), int(ids.max())
         self.min_id = low if self.min_id is None else min(self.min_id, low)
         self.max_id = max(self.max_id, high)
+        self._offsets.extend((ends + self.tokens).tolist())
         self.tokens += len(ids)
-        self.bytes += text_bytes
-        self._offsets.append(self.tokens)
-        for name, value in zip(self._rows, (identity, shard, len(ids), text_bytes), strict=True):
-            self._rows[name].append(value)
+        self.bytes += sum(text_bytes)
+        for name, values in zip(self._rows, (identities, shards, lengths.tolist(), text_bytes), strict=True):
+            self._rows[name] += values
+        while len(self._rows["id"]) >= ID_ROWS:
+            self._write_ids(ID_ROWS)
+        self._store(ids)
+
+    def _store(self, ids: npt.NDArray[np.uint32]) -> None:
         start = 0
         while start < len(ids):
             taken = min(len(ids) - start, self._shard_tokens - self._held)
@@ -214,6 +247,13 @@ class PartWriter:
             start += taken
             if self._held == self._shard_tokens:
                 self._flush()
+
+    def _write_ids(self, count: int) -> None:
+        """Write the first rows that are held as one row group, so that the file doesn't depend on how documents were batched."""
+        columns = [pa.array(self._rows[field.name][:count], field.type) for field in IDS_SCHEMA]
+        self._ids.write_table(pa.table(columns, schema=IDS_SCHEMA))
+        for values in self._rows.values():
+            del values[:count]
 
     def _reserve(self, length: int) -> None:
         if length > len(self._buffer):
@@ -229,7 +269,9 @@ class PartWriter:
         else:
             self._array = self._array.resize(exclusive_max=[end]).result()
         if self._held:
-            self._array[self._written : end].write(self._buffer[: self._held]).result()
+            # The buffer is given away, since a copy of a whole file would be the peak of a job's memory.
+            self._array[self._written : end].write(self._buffer[: self._held], can_reference_source_data_indefinitely=True).result()
+            self._buffer = np.empty(1 << 20, self.dtype)
         self._written, self._held = end, 0
 
     def finish(self) -> tuple[str, str]:
@@ -237,9 +279,10 @@ class PartWriter:
         if self._held or self._array is None:
             self._flush()
         offsets = create_array(self._folder / "offsets", "int64", len(self._offsets), SHARD_OFFSETS)
-        offsets[:].write(np.array(self._offsets, np.int64)).result()
-        columns = [pa.array(self._rows[field.name], field.type) for field in IDS_SCHEMA]
-        pq.write_table(pa.table(columns, schema=IDS_SCHEMA), self._folder / IDS_FILE, compression="zstd", write_page_checksum=True)
+        offsets[:].write(np.frombuffer(self._offsets, np.int64)).result()
+        if self._rows["id"]:
+            self._write_ids(len(self._rows["id"]))
+        self._ids.close()
         return self._digest.hexdigest(), f"{self._multiset:032x}"
 
 

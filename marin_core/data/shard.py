@@ -2,12 +2,15 @@
 
 import heapq
 import json
+import math
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
@@ -65,24 +68,39 @@ def find_part(shard: Path) -> Path:
 
 def write_part(path: Path, documents: Sequence[Document], footer: Mapping[str, str]) -> None:
     """Write documents sorted by id: zstd 3, page checksums, row groups of at most 4,096 rows and 16 MiB of text."""
-    ordered = sorted(documents, key=lambda document: document.id)
+    write_sorted(path, sorted(documents, key=lambda document: document.id), len(documents), footer)
+
+
+def write_sorted(path: Path, documents: Iterable[Document], rows: int, footer: Mapping[str, str]) -> None:
+    """Write a part from documents that come in the order of their ids; see `write_part`.
+
+    Args:
+        rows: how many they are.
+    """
     names = SCHEMA.names
-    schema = SCHEMA.with_metadata({f"marin.{key}": value for key, value in {**footer, "rows": str(len(ordered))}.items()})
+    schema = SCHEMA.with_metadata({f"marin.{key}": value for key, value in {**footer, "rows": str(rows)}.items()})
     with pq.ParquetWriter(path, schema, compression="zstd", compression_level=3, write_page_checksum=True) as writer:
-        for group in _row_groups(ordered):
+        for group in _row_groups(documents):
             columns = [pa.array([getattr(document, name) for document in group], SCHEMA.field(name).type) for name in names]
             writer.write_table(pa.table(columns, schema=schema), row_group_size=ROW_GROUP_ROWS)
 
 
-def _row_groups(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
-    start, size = 0, 0
-    for index, document in enumerate(documents):
-        if index > start and (index - start == ROW_GROUP_ROWS or size + document.bytes > ROW_GROUP_BYTES):
-            yield documents[start:index]
-            start, size = index, 0
+def _row_groups(documents: Iterable[Document]) -> Iterator[Sequence[Document]]:
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        if group and (len(group) == ROW_GROUP_ROWS or size + document.bytes > ROW_GROUP_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(document)
         size += document.bytes
-    if documents:
-        yield documents[start:]
+    if group:
+        yield group
+
+
+def digest_row(document: Document) -> bytes:
+    """What a document adds to the content digest of its part."""
+    return canonical_json([document.id, document.source, document.added, document.created, document.metadata]) + b"\n"
 
 
 def read_footer(part: Path) -> dict[str, str]:
@@ -165,18 +183,25 @@ def count_rejected(path: Path) -> int:
 
 
 class DroppedRows:
-    """Collects valid documents that were filtered out: every id with its reason, and the texts of a few."""
+    """Collects valid documents that were filtered out: every id with its reason, and the texts of a few. About 40 bytes a document."""
 
     def __init__(self, stage: str) -> None:
         self.counts: Counter[str] = Counter()
         self._stage = stage
-        self._rows: list[tuple[str, str, int]] = []
+        self._reasons: dict[str, int] = {}
+        self._ids = bytearray()
+        self._codes = array("I")
+        self._characters = array("q")
+        self._scores = array("d")
         self._samples: dict[str, list[tuple[int, str]]] = {}
 
-    def add(self, document: Document, reason: str) -> None:
-        """Note one dropped document."""
+    def add(self, document: Document, reason: str, score: float | None = None) -> None:
+        """Note one dropped document, and the value that decided where there is one."""
         self.counts[reason] += 1
-        self._rows.append((document.id, reason, len(document.text)))
+        self._ids += bytes.fromhex(document.id)
+        self._codes.append(self._reasons.setdefault(reason, len(self._reasons)))
+        self._characters.append(len(document.text))
+        self._scores.append(math.nan if score is None else score)
         kept = self._samples.setdefault(reason, [])  # a heap with the largest id on top
         entry = (-int(document.id, 16), document.text)
         if len(kept) < DROPPED_SAMPLES:
@@ -186,26 +211,34 @@ class DroppedRows:
 
     def samples(self, reason: str) -> list[str]:
         """Texts of the samples of a reason, by id."""
-        return [text for _, text in sorted(self._samples.get(reason, []), reverse=True)]
+        return [text for _, text in self.sampled(reason)]
+
+    def sampled(self, reason: str) -> list[tuple[str, str]]:
+        """Ids and texts of the samples of a reason, by id."""
+        return [(f"{-key:032x}", text) for key, text in sorted(self._samples.get(reason, []), reverse=True)]
 
     def write(self, path: Path) -> None:
         """Write all rows, sorted by id and reason."""
         path.parent.mkdir(parents=True, exist_ok=True)
         texts = {(f"{-key:032x}", reason): text for reason, kept in self._samples.items() for key, text in kept}
-        rows = sorted(self._rows)
-        columns: dict[str, list[Any]] = {
-            "id": [identity for identity, _, _ in rows],
-            "stage": [self._stage] * len(rows),
-            "reason": [reason for _, reason, _ in rows],
-            "score": [None] * len(rows),
-            "n_chars": [characters for _, _, characters in rows],
-            "text": [texts.get((identity, reason)) for identity, reason, _ in rows],
-        }
-        pq.write_table(
-            pa.table(columns, schema=DROPPED_SCHEMA),
-            path,
-            compression="zstd",
-            compression_level=3,
-            row_group_size=ROW_GROUP_ROWS,
-            write_page_checksum=True,
-        )
+        names = sorted(self._reasons)
+        ranks = np.array([names.index(reason) for reason in self._reasons], np.int64)
+        codes = ranks[np.frombuffer(self._codes, np.uint32)] if self._codes else np.empty(0, np.int64)
+        halves = np.frombuffer(bytes(self._ids), ">u8").reshape(-1, 2)
+        characters, scores = np.frombuffer(self._characters, np.int64), np.frombuffer(self._scores, np.float64)
+        order = np.lexsort((characters, codes, halves[:, 1], halves[:, 0]))
+        options = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
+        with pq.ParquetWriter(path, DROPPED_SCHEMA, **options) as writer:
+            for start in range(0, len(order), ROW_GROUP_ROWS):
+                rows = order[start : start + ROW_GROUP_ROWS]
+                ids = [bytes(self._ids[16 * row : 16 * row + 16]).hex() for row in rows.tolist()]
+                reasons = [names[code] for code in codes[rows].tolist()]
+                columns: dict[str, Any] = {
+                    "id": ids,
+                    "stage": [self._stage] * len(ids),
+                    "reason": reasons,
+                    "score": pa.array(scores[rows], pa.float64(), from_pandas=True),  # NaN is null
+                    "n_chars": characters[rows],
+                    "text": [texts.get(key) for key in zip(ids, reasons, strict=True)],
+                }
+                writer.write_table(pa.table(columns, schema=DROPPED_SCHEMA))

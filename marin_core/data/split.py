@@ -33,6 +33,8 @@ def group_of(identity: str, metadata: str) -> str:
     Documents that repeat each other's text must share a group. A module's docstrings stand both in its code and on a page of
     their own; split one by one, a trigram model "learns" the held-out pages to 1.0 bits per byte instead of 1.9.
     """
+    if '"group"' not in metadata:  # canonical JSON, as shards hold it, can't hide the key; parsing each row costs more than fast encoding
+        return identity
     group = json.loads(metadata).get("group")
     return group if isinstance(group, str) and group else identity
 
@@ -44,10 +46,12 @@ def documents(shards: Sequence[Path], split: Split, per_10000: int) -> Iterator[
         DataError: a shard is damaged.
     """
     rows = 0
+    everything = split == "all" or (split == "train" and per_10000 == 0)
     for shard in shards:
         part = find_part(shard)
+        name = part.stem
         for columns in read_part(part, ("id", "text", "metadata")):
             for identity, text, metadata in zip(columns["id"], columns["text"], columns["metadata"], strict=True):
                 rows += 1
-                if split == "all" or held_out(group_of(identity, metadata), per_10000) == (split == "held_out"):
-                    yield SplitDocument(identity, text, metadata, part.stem, rows)
+                if everything or held_out(group_of(identity, metadata), per_10000) == (split == "held_out"):
+                    yield SplitDocument(identity, text, metadata, name, rows)

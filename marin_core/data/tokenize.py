@@ -3,8 +3,9 @@
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,32 +13,67 @@ import numpy as np
 import numpy.typing as npt
 
 from marin_core.artifact.canonical import canonical_json
-from marin_core.data.cache import STREAM_TOKENS, TokenCache
+from marin_core.data.cache import TokenCache
 from marin_core.data.config import TokenizeConfig
+from marin_core.data.documents import Rejection, sample_of
+from marin_core.data.engine import Encoded, Engine, EngineUnusableError, GigatokenEngine, PlainEngine
 from marin_core.data.normal_form import document_id
 from marin_core.data.part import PartInfo, PartPolicy, PartTokenizer, PartWriter, list_files, write_info
-from marin_core.data.shard import find_part, read_footer
+from marin_core.data.shard import RejectedFile, find_part, read_footer
 from marin_core.data.split import documents
 from marin_core.data.tokenizer import LIBRARY, Tokenizer, load_tokenizer
 from marin_core.errors import DataError, MarinError, PreemptedError
 from marin_core.report import Check, Report, Reporter, Scalar
 
+STAGE = "tokenize"
 CUT_EVERY = 10_000
 """Characters after which a long document is cut at the next legal place."""
-CHECKED_LONG_DOCUMENTS = 8
+CHECKED_LONG_DOCUMENTS = 100
+RENEWED_EVERY = 1_000_000_000
+"""Bytes of text after which the library's tokenizer is built anew."""
 _LEGAL_CUT = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 
 
+@dataclass
+class _Batch:
+    """Documents that are encoded together."""
+
+    ids: list[str] = field(default_factory=list)
+    shards: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    rows_read: int = 0
+
+
 @dataclass(frozen=True)
-class _Text:
-    id: str
-    shard: str
-    text: str
-    bytes: int
+class _Part:
+    """A part to be written: from which filtered parts, with which tokenizer, in which folder."""
+
+    config: TokenizeConfig
+    parts: tuple[Path, ...]
+    tokenizer: Tokenizer
+    output: Path
+    name: str
+    rows: int
+
+    @property
+    def rejected(self) -> Path:
+        return self.output / "rejected" / f"{self.name}.jsonl.zst"
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What was written, and by which engine."""
+
+    writer: PartWriter
+    digest: str
+    multiset_digest: str
+    without_tokens: int
+    engine: str
 
 
 def tokenize_shard(config: TokenizeConfig, shards: Sequence[Path], tokenizer: Path, output: Path, part: str, reporter: Reporter) -> Report:
-    """Write one part of a token cache below `output`: `tokens/`, `offsets/`, `ids.parquet`, and `part.json` last.
+    """Write one part of a token cache below `output`: `tokens/`, `offsets/`, `ids.parquet`, `rejected/`, and `part.json` last.
 
     Args:
         shards: folders of filtered shards, read in this order; a held-out part usually reads many.
@@ -50,21 +86,15 @@ def tokenize_shard(config: TokenizeConfig, shards: Sequence[Path], tokenizer: Pa
         MarinError: (exit code 70) if an id is outside the vocabulary.
     """
     loaded = load_tokenizer(tokenizer)
-    dtype: Literal["uint16", "uint32"] = "uint16" if loaded.vocab_size <= 65_536 else "uint32"
-    writer = PartWriter(output, dtype)
-    encoder = LongTextEncoder(loaded, config.long_document_characters)
-    parts = [find_part(shard) for shard in shards]
+    parts = tuple(find_part(shard) for shard in shards)
     footers = [read_footer(path) for path in parts]
-    total = sum(int(footer["rows"]) for footer in footers)
-    without_tokens = _encode_all(config, parts, loaded, encoder, writer, reporter, total)
-    if writer.max_id >= loaded.vocab_size:
-        raise MarinError(
-            f"part {part}: id {writer.max_id} is outside the vocabulary of {loaded.vocab_size}", advice="Report the bug with the tokenizer."
-        )
-    digest, multiset_digest = writer.finish()
+    job = _Part(config, parts, loaded, output, part, sum(int(footer["rows"]) for footer in footers))
+    exact = LongTextEncoder(loaded, config.long_document_characters)
+    written, fallback = _write(job, exact, reporter)
+    writer = written.writer
     info = PartInfo(
         part=part,
-        dtype=dtype,
+        dtype=writer.dtype,
         tokenizer=PartTokenizer(digest=loaded.digest, probe_digest=loaded.probe_digest, vocab_size=loaded.vocab_size, library=LIBRARY),
         bos_id=loaded.bos_id,
         eos_id=loaded.eos_id,
@@ -79,64 +109,110 @@ def tokenize_shard(config: TokenizeConfig, shards: Sequence[Path], tokenizer: Pa
         bytes=writer.bytes,
         min_id=writer.min_id or 0,
         max_id=writer.max_id,
-        digest=digest,
-        multiset_digest=multiset_digest,
+        digest=written.digest,
+        multiset_digest=written.multiset_digest,
         licenses=_union(footers, "licenses"),
         policies=_union(footers, "policies"),
         files=list_files(output),
     )
     write_info(output, info)
-    return _report(info, output, total, without_tokens, split_off=encoder.split_off)
+    return _report(info, job, written, fallback, split_off=exact.split_off)
 
 
-def _encode_all(
-    config: TokenizeConfig,
-    parts: Sequence[Path],
-    tokenizer: Tokenizer,
-    encoder: "LongTextEncoder",
-    writer: PartWriter,
-    reporter: Reporter,
-    total: int,
-) -> int:
-    """Encode the wanted documents of all parts into the writer; returns how many had no token."""
-    head = [tokenizer.bos_id] if config.bos == "prepend" else []
-    tail = [tokenizer.eos_id] if config.eos == "append" else []
-    without_tokens = 0
-    for batch, rows_read in _batches(config, parts):
-        if reporter.stop_requested():
-            raise PreemptedError("tokenizing was asked to stop", advice="Start it again; the part begins anew.")
-        for document, ids in zip(batch, encoder.encode([document.text for document in batch]), strict=True):
-            if len(ids):
-                writer.add(document.id, document.shard, np.concatenate([head, ids, tail]).astype(np.uint32), document.bytes)
-            else:
-                without_tokens += 1
-        reporter.progress(rows_read, total, "documents")
-    return without_tokens
+def _write(job: _Part, exact: "LongTextEncoder", reporter: Reporter) -> tuple[_Written, str | None]:
+    """Write with the engine that is asked for; if its ids aren't those of `tokenizers`, begin anew with that, and return why."""
+    if job.config.engine == "gigatoken":
+        try:
+            return _encode_all(job, GigatokenEngine(job.tokenizer, exact), reporter), None
+        except EngineUnusableError as error:
+            reporter.log(f"part {job.name} is encoded with tokenizers: {error}")
+            for name in ("tokens", "offsets", "rejected"):
+                shutil.rmtree(job.output / name, ignore_errors=True)
+            return _encode_all(job, PlainEngine(exact), reporter), str(error)
+    return _encode_all(job, PlainEngine(exact), reporter), None
+
+
+def _encode_all(job: _Part, engine: Engine, reporter: Reporter) -> _Written:
+    """Encode the wanted documents of all parts."""
+    config, tokenizer = job.config, job.tokenizer
+    bos = tokenizer.bos_id if config.bos == "prepend" else None
+    eos = tokenizer.eos_id if config.eos == "append" else None
+    dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 65_536 else "uint32"
+    since_renewal = without_tokens = 0
+    with PartWriter(job.output, dtype) as writer, RejectedFile(job.rejected, STAGE) as rejected:
+        for batch in _batches(config, job.parts):
+            if reporter.stop_requested():
+                raise PreemptedError("tokenizing was asked to stop", advice="Start it again; the part begins anew.")
+            encoded = engine.encode(batch.ids, batch.texts)
+            if not encoded.lengths.all():
+                without_tokens += _reject_empty(batch, encoded, rejected)
+                encoded = Encoded(encoded.ids, encoded.lengths[encoded.lengths > 0])
+            writer.extend(batch.ids, batch.shards, *with_specials(encoded, bos, eos), batch.bytes)
+            if writer.max_id >= tokenizer.vocab_size:
+                raise MarinError(
+                    f"part {job.name}: id {writer.max_id} is outside the vocabulary of {tokenizer.vocab_size}",
+                    advice="Report the bug with the tokenizer.",
+                )
+            since_renewal += sum(batch.bytes)
+            if since_renewal >= RENEWED_EVERY:
+                tokenizer.renew()
+                since_renewal = 0
+            reporter.progress(batch.rows_read, job.rows, "documents")
+        digest, multiset_digest = writer.finish()
+    return _Written(writer, digest, multiset_digest, without_tokens, engine.name)
+
+
+def with_specials(encoded: Encoded, bos: int | None, eos: int | None) -> Encoded:
+    """The same texts with BOS before and EOS behind each; None = without."""
+    lengths = encoded.lengths + (bos is not None) + (eos is not None)
+    ends = np.cumsum(lengths)
+    ids = np.empty(int(ends[-1]) if len(ends) else 0, np.uint32)
+    plain = np.ones(len(ids), bool)
+    for special, places in ((bos, ends - lengths), (eos, ends - 1)):
+        if special is not None:
+            ids[places] = special
+            plain[places] = False
+    ids[plain] = encoded.ids
+    return Encoded(ids, lengths)
+
+
+def _reject_empty(batch: _Batch, encoded: Encoded, rejected: RejectedFile) -> int:
+    """Take the documents without a token out of a batch, with a row for each; returns how many there are."""
+    empty = np.flatnonzero(encoded.lengths == 0).tolist()
+    for row in reversed(empty):
+        raw = batch.texts[row].encode()
+        sample, digest = sample_of(batch.texts[row]), hashlib.sha256(raw).hexdigest()[:16]
+        rejected.write(Rejection("no_tokens", f"document {batch.ids[row]}", batch.shards[row], 0, len(raw), digest, sample))
+        for column in (batch.ids, batch.shards, batch.texts, batch.bytes):
+            del column[row]
+    return len(empty)
 
 
 def _union(footers: Sequence[dict[str, str]], key: str) -> tuple[str, ...]:
     return tuple(sorted({value for footer in footers for value in json.loads(footer[key])}))
 
 
-def _batches(config: TokenizeConfig, parts: Sequence[Path]) -> Iterator[tuple[list[_Text], int]]:
+def _batches(config: TokenizeConfig, parts: Sequence[Path]) -> Iterator[_Batch]:
     """Documents of the wanted split in batches of at most `batch_bytes` (or one document), with the rows read so far."""
-    batch: list[_Text] = []
-    size = rows = 0
+    batch, size = _Batch(), 0
     for document in documents(parts, config.split, config.held_out_per_10000):
         if document_id(document.text) != document.id:
             raise DataError(
                 f"document {document.id} of {document.part!r} has a text with id {document_id(document.text)}",
                 advice="Rebuild the filtered shard.",
             )
-        text_bytes = len(document.text.encode())
-        if batch and size + text_bytes > config.batch_bytes:
-            yield batch, rows
-            batch, size = [], 0
-        batch.append(_Text(document.id, document.part, document.text, text_bytes))
+        text_bytes = len(document.text) if document.text.isascii() else len(document.text.encode())
+        if batch.ids and size + text_bytes > config.batch_bytes:
+            yield batch
+            batch, size = _Batch(), 0
+        batch.ids.append(document.id)
+        batch.shards.append(document.part)
+        batch.texts.append(document.text)
+        batch.bytes.append(text_bytes)
+        batch.rows_read = document.rows_read
         size += text_bytes
-        rows = document.rows_read
-    if batch:
-        yield batch, rows
+    if batch.ids:
+        yield batch
 
 
 class LongTextEncoder:
@@ -191,47 +267,57 @@ def cut(text: str) -> list[str]:
     return pieces
 
 
-def _report(info: PartInfo, output: Path, rows: int, without_tokens: int, *, split_off: bool) -> Report:
+def _report(info: PartInfo, job: _Part, written: _Written, fallback: str | None, *, split_off: bool) -> Report:
+    other_split = job.rows - info.documents - written.without_tokens
     metrics: dict[str, Scalar] = {
         "documents": info.documents,
         "tokens": info.tokens,
         "bytes": info.bytes,
         "bytes_per_token": round(info.bytes / max(1, info.tokens), 6),
-        "documents_without_tokens": without_tokens,
-        "documents_in_other_split": rows - info.documents - without_tokens,
+        "documents_without_tokens": written.without_tokens,
+        "documents_in_other_split": other_split,
         "long_documents_cut": not split_off,
+        "engine": written.engine,
     }
+    if fallback:
+        metrics["engine_fallback"] = fallback
+    checks = [
+        *_read_back(info, job.output),
+        Check("engine_as_asked", fallback is None, fallback or f"encoded with {written.engine}", {"engine": written.engine}),
+    ]
     meaning = [info.digest, info.multiset_digest, info.tokenizer.digest, info.documents]
-    return Report(metrics=metrics, checks=_read_back(info, output), content_digest=hashlib.sha256(canonical_json(meaning)).hexdigest())
+    return Report(metrics=metrics, checks=checks, content_digest=hashlib.sha256(canonical_json(meaning)).hexdigest())
 
 
 def _read_back(info: PartInfo, output: Path) -> list[Check]:
     """Read the part from disk and test what its readers rely on: ten public sets lacked BOS (marin #5149)."""
     cache = TokenCache([output])
-    cache.verify()
-    counts = {info.bos_id: 0, info.eos_id: 0}
-    for start in range(0, info.tokens, STREAM_TOKENS):
-        tokens = cache.read(start, min(start + STREAM_TOKENS, info.tokens))
-        for special in counts:
-            counts[special] += int((tokens == special).sum())
-    firsts = lasts = 0
-    for document in cache.documents():
-        firsts += int(document.tokens[0] == info.bos_id)
-        lasts += int(document.tokens[-1] == info.eos_id)
+    offsets = cache.offsets(0)
+    bos_total = eos_total = bos_first = eos_last = start = 0
+    for tokens in cache.verified(0):
+        stop = start + len(tokens)
+        low, high = np.searchsorted(offsets, [start, stop])
+        bos_total += int((tokens == info.bos_id).sum())
+        eos_total += int((tokens == info.eos_id).sum())
+        bos_first += int((tokens[offsets[low:high] - start] == info.bos_id).sum())
+        low, high = np.searchsorted(offsets, [start + 1, stop + 1])
+        eos_last += int((tokens[offsets[low:high] - 1 - start] == info.eos_id).sum())
+        start = stop
+    text_bytes = sum(sum(sizes) for _, sizes in cache.rows(0))
     bos = info.documents if info.policy.bos == "prepend" else 0
     eos = info.documents if info.policy.eos == "append" else 0
     return [
-        Check("reads_back", True, "the stored ids have the digest of the encoded ones", {"digest": info.digest}),
+        Check("reads_back", text_bytes == info.bytes, "the stored ids have the digest of the encoded ones", {"digest": info.digest}),
         Check(
             "bos_once_a_document",
-            firsts == counts[info.bos_id] == bos,
-            f"BOS stands first in {firsts} documents and nowhere else",
-            {"documents": info.documents, "bos": counts[info.bos_id]},
+            bos_first == bos_total == bos,
+            f"BOS stands first in {bos_first} documents and nowhere else",
+            {"documents": info.documents, "bos": bos_total},
         ),
         Check(
             "eos_once_a_document",
-            lasts == counts[info.eos_id] == eos,
-            f"EOS stands last in {lasts} documents and nowhere else",
-            {"documents": info.documents, "eos": counts[info.eos_id]},
+            eos_last == eos_total == eos,
+            f"EOS stands last in {eos_last} documents and nowhere else",
+            {"documents": info.documents, "eos": eos_total},
         ),
     ]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from marin_core.artifact.canonical import canonical_json
 from marin_core.data.files import write_json
@@ -27,6 +28,7 @@ class Unit:
         documents: number of documents where ingestion knows it.
         domain: the part of the source that it belongs to.
         origin: what the source calls it (percent-encoded); None for generated units.
+        etag, generation, revision, crc32c: the state of it at its source, where that tells (see `Fetched`).
     """
 
     path: str
@@ -38,6 +40,17 @@ class Unit:
     documents: int | None
     domain: str
     origin: str | None = None
+    etag: str | None = None
+    generation: str | None = None
+    revision: str | None = None
+    crc32c: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As `units.json` has it: states that the source doesn't tell are left out."""
+        return {key: value for key, value in asdict(self).items() if value is not None or key not in _STATES}
+
+
+_STATES = ("etag", "generation", "revision", "crc32c")
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class UnitList:
     def write(self, folder: Path) -> None:
         """Write `units.json`, sorted by path."""
         ordered = sorted(self.units, key=lambda unit: unit.path.encode())
-        write_json(folder / UNITS_FILE, {"schema": UNITS_SCHEMA, "name": self.name, "units": [asdict(unit) for unit in ordered]})
+        write_json(folder / UNITS_FILE, {"schema": UNITS_SCHEMA, "name": self.name, "units": [unit.document() for unit in ordered]})
 
     def in_domains(self, domains: Sequence[str]) -> tuple[Unit, ...]:
         """The units of some domains (none given: all), in path order.
@@ -76,17 +89,33 @@ def read_units(folder: Path) -> UnitList:
     """
     path = folder / UNITS_FILE
     try:
-        content = json.loads(path.read_bytes())
-        if content["schema"] != UNITS_SCHEMA:
-            raise ValueError(f"schema {content['schema']!r}, expected {UNITS_SCHEMA!r}")
+        return parse_units(path.read_bytes(), str(path))
+    except OSError as error:
+        raise _unreadable(str(path), error) from error
+
+
+def parse_units(content: bytes, where: str) -> UnitList:
+    """The units that the bytes of a `units.json` list.
+
+    Raises:
+        DataError: naming where they come from, if they are broken or of another schema.
+    """
+    try:
+        parsed = json.loads(content)
+        if parsed["schema"] != UNITS_SCHEMA:
+            raise ValueError(f"schema {parsed['schema']!r}, expected {UNITS_SCHEMA!r}")
         names = {field.name for field in fields(Unit)}
-        units = tuple(Unit(**{name: unit.get(name) for name in names}) for unit in content["units"])
+        units = tuple(Unit(**{name: unit.get(name) for name in names}) for unit in parsed["units"])
         for unit in units:
             if Path(unit.path).is_absolute() or ".." in Path(unit.path).parts:
                 raise ValueError(f"unit path {unit.path!r} leaves the artifact")
-        return UnitList(str(content["name"]), units)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not a readable list of units ({error})", advice="Rebuild the raw source artifact.") from error
+        return UnitList(str(parsed["name"]), units)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(where, error) from error
+
+
+def _unreadable(where: str, error: Exception) -> DataError:
+    return DataError(f"{where}: not a readable list of units ({error})", advice="Rebuild the raw source artifact.")
 
 
 def assign_units(units: Sequence[Unit], shards: int) -> tuple[tuple[Unit, ...], ...]:

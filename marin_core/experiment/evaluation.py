@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from marin_core.artifact.step import ArtifactStep, CheckDeclaration, StepContext
 from marin_core.errors import ConfigError
 from marin_core.evaluate.config import EvaluateConfig, NgramConfig, TaskSetConfig
-from marin_core.experiment.data import HELD_OUT_PER_10000, mixture_components
 from marin_core.experiment.jobs import EvaluateJob, NgramJob, TasksJob, TokenizeJob
+from marin_core.experiment.tokens import HELD_OUT_PER_10000, mixture_components
 from marin_core.experiment.training import checkpoint_keys
 
 EVALUATION_TEAM = "team:evaluation"
@@ -64,6 +64,7 @@ def ngram_baseline(
             ngram=config,
         ),
         deps=tuple(dict.fromkeys([*components.values(), *held.values()])),
+        leaves_out=data.leaves_out,
         kinds=("numpy",),
         owner=EVALUATION_TEAM,
         checks=(CheckDeclaration("finite_scores", "Every score is a finite number."),),

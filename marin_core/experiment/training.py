@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from marin_core.artifact.step import ArtifactStep, CheckDeclaration, Resources, StepContext
 from marin_core.errors import ConfigError
-from marin_core.experiment.data import mixture_components
 from marin_core.experiment.jobs import AdoptJob, MixtureJob, TrainJob
+from marin_core.experiment.tokens import mixture_components
 from marin_core.model.config import TransformerConfig
 from marin_core.train.checkpoint.config import CheckpointPolicy
 from marin_core.train.config import Fork, MeshConfig, RollBack, StartFrom, TrackerConfig, TrainConfig
@@ -124,6 +124,7 @@ def train_lm(
         job="train",
         build_config=build_config,
         deps=(data, *components.values(), *([] if earlier is None else [earlier])),
+        leaves_out=data.leaves_out,
         resources=resources or Resources(cpus=2, pool=TRAINING_POOL),
         kinds=("jax", "flax", "orbax"),
         owner="team:training",

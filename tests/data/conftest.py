@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marin_core.data.config import FilterConfig, IngestConfig, LocalFiles, MinCharacters, TokenizeConfig, TokenizerConfig
+from marin_core.data.config import TokenizeConfig, TokenizerConfig
 from marin_core.data.filter import filter_shard
 from marin_core.data.ingest import ingest
+from marin_core.data.rules.config import MinCharacters
+from marin_core.data.sources.config import IngestConfig, LocalFiles
+from marin_core.data.stages import FilterConfig
 from marin_core.data.tokenize import tokenize_shard
 from marin_core.data.tokenizer import train_tokenizer
 from marin_core.data.units import shard_names

@@ -8,11 +8,12 @@ import pytest
 import tensorstore as ts
 
 from marin_core.data.cache import TokenCache, ledger_of
-from marin_core.data.config import FilterConfig, TokenizeConfig, TokenizerConfig
+from marin_core.data.config import TokenizeConfig, TokenizerConfig
 from marin_core.data.filter import filter_shard
 from marin_core.data.part import CHUNK, PartWriter, read_info
 from marin_core.data.shard import find_part, read_part
 from marin_core.data.split import held_out
+from marin_core.data.stages import FilterConfig
 from marin_core.data.tokenize import LongTextEncoder, cut, tokenize_shard
 from marin_core.data.tokenizer import load_tokenizer, train_tokenizer
 from marin_core.errors import ConfigError, DataError

@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
-from marin_core.data.config import FilterConfig, IngestConfig, LocalFiles, MinCharacters, MixtureConfig, TokenizeConfig, TokenizerConfig
+from marin_core.data.config import MixtureConfig, TokenizeConfig, TokenizerConfig
+from marin_core.data.rules.config import MinCharacters
+from marin_core.data.sources.config import IngestConfig, LocalFiles
+from marin_core.data.stages import FilterConfig
 from marin_core.errors import ConfigError
 
 REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [

@@ -8,22 +8,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from marin_core.data import filter as filter_module
-from marin_core.data.config import (
-    CodeQuality,
-    FilterConfig,
-    FineWebQuality,
-    GopherQuality,
-    GopherRepetition,
-    IngestConfig,
-    Limits,
-    LocalFiles,
-    MinCharacters,
-)
+from marin_core.data import keeping
 from marin_core.data.filter import filter_shard
 from marin_core.data.ingest import ingest
+from marin_core.data.limits import Limits
+from marin_core.data.measures.interface import Measured
 from marin_core.data.normal_form import document_id
-from marin_core.data.rules import Rule, make_rules
+from marin_core.data.rules.config import CodeQuality, FineWebQuality, GopherQuality, GopherRepetition, MinCharacters
+from marin_core.data.rules.decide import Rule, make_rules
+from marin_core.data.rules.interface import KEEP, Edit, Outcome
 from marin_core.data.shard import SCHEMA, read_footer, read_part, read_rejected
+from marin_core.data.sorted_documents import SeenIds, SortedDocuments
+from marin_core.data.sources.config import IngestConfig, LocalFiles
+from marin_core.data.stages import FilterConfig
 from marin_core.data.words import UnicodeWords
 from marin_core.errors import ConfigError, DataError, MarinError
 from marin_core.report import Report, SilentReporter
@@ -37,7 +34,8 @@ def refuse(*args, **kwargs):
     raise OSError("no network here")
 
 socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
-from marin_core.data.config import *
+from marin_core.data.rules.config import *
+from marin_core.data.stages import FilterConfig
 from marin_core.data.filter import filter_shard
 from marin_core.report import SilentReporter
 rules = (MinCharacters(characters=40), CodeQuality(), GopherQuality(min_words=10), GopherRepetition(), FineWebQuality())
@@ -135,7 +133,7 @@ def test_shards_share_the_documents_without_overlap(corpus: Corpus) -> None:
 )
 def test_a_rule_decides_and_names_its_reason(rule: CodeQuality, text: str, reason: str | None) -> None:
     (made,) = make_rules([rule])
-    assert made.decide(text) == reason
+    assert made.decide(Measured(text, "{}", UnicodeWords())).reason == reason
 
 
 def test_words_are_split_as_documented_and_once_a_text() -> None:
@@ -160,10 +158,10 @@ def test_a_raising_rule_is_set_aside_and_many_of_them_fail_the_shard(tmp_path: P
     raw = ingest_texts(tmp_path / "in", {"a.jsonl": sentences(300, 3)}, tmp_path / "raw")
 
     def raising(fragment: str) -> list[Rule]:
-        def decide(text: str) -> str | None:
-            if fragment in text:
+        def decide(document: Measured) -> Outcome:
+            if fragment in document.text:
                 raise ZeroDivisionError("oops")
-            return None
+            return KEEP
 
         return [Rule("brittle", decide)]
 
@@ -176,6 +174,43 @@ def test_a_raising_rule_is_set_aside_and_many_of_them_fail_the_shard(tmp_path: P
     with pytest.raises(MarinError, match="300 of 300") as caught:
         run(raw, tmp_path / "out2", FilterConfig(shards=1))
     assert caught.value.exit_code == 70
+
+
+def test_edits_of_all_rules_are_made_and_the_text_gets_a_new_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = ingest_texts(tmp_path / "in", {"a.jsonl": ["secret one", "secret two", "one", "secret"]}, tmp_path / "raw")
+
+    def decide(document: Measured) -> Outcome:
+        return Outcome(edits=(Edit(0, 7),)) if document.text.startswith("secret ") else Outcome(edits=(Edit(0, 6),))
+
+    monkeypatch.setattr(filter_module, "make_rules", lambda _: [Rule("cut", lambda d: KEEP if d.text == "one" else decide(d))])
+    report = run(raw, tmp_path / "out", FilterConfig(shards=1))
+    assert report.checks[0].passed
+    rows = pq.read_table(tmp_path / "out/part-00000-of-00001.parquet").to_pylist()
+    assert {(row["id"], row["text"]) for row in rows} == {(document_id(text), text) for text in ("one", "two")}
+    counts = json.loads((tmp_path / "out" / "counts.json").read_text())
+    assert counts["dropped"] == {"dup_in_shard": 1, "nothing_left": 1}
+
+
+def test_documents_beyond_the_memory_give_the_same_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = sentences(400, 11)
+    raw = ingest_texts(tmp_path / "in", {"a.jsonl": [*texts, *texts[:50]]}, tmp_path / "raw")
+    whole = run(raw, tmp_path / "whole", FilterConfig(shards=1))
+    monkeypatch.setattr(keeping, "SortedDocuments", lambda folder: SortedDocuments(folder, memory_bytes=20_000))
+    monkeypatch.setattr(filter_module, "SeenIds", lambda: SeenIds(recent=16))
+    in_runs = run(raw, tmp_path / "runs", FilterConfig(shards=1))
+    assert files(tmp_path / "runs") == files(tmp_path / "whole")
+    assert in_runs.content_digest == whole.content_digest
+    assert json.loads((tmp_path / "runs" / "counts.json").read_text())["dropped"] == {"dup_in_shard": 50}
+
+
+def test_seen_ids_are_a_set() -> None:
+    seen = SeenIds(recent=64)
+    ids = [document_id(str(index % 1_500)) for index in range(4_000)]
+    ids += [identity[:16] + "0" * 16 for identity in ids[:200]]  # upper halves alike
+    expected: set[str] = set()
+    for identity in ids:
+        assert seen.add(identity) == (identity not in expected)
+        expected.add(identity)
 
 
 def test_wrong_shards_domains_and_sizes_are_refused(tmp_path: Path, corpus: Corpus) -> None:

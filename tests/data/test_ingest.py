@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from marin_core.data.config import IngestConfig, LocalFiles, PythonStdlib
 from marin_core.data.files import safe_name
 from marin_core.data.ingest import ingest
 from marin_core.data.sources import python_stdlib
+from marin_core.data.sources.config import IngestConfig, LocalFiles, PythonStdlib
 from marin_core.data.units import Unit, assign_units, read_units, shard_index
 from marin_core.errors import ConfigError, DataError
 from marin_core.report import Report, SilentReporter
@@ -20,7 +20,7 @@ from marin_core.report import Report, SilentReporter
 SCRIPT = """
 import sys
 from pathlib import Path
-from marin_core.data.config import IngestConfig, PythonStdlib
+from marin_core.data.sources.config import IngestConfig, PythonStdlib
 from marin_core.data.ingest import ingest
 from marin_core.report import SilentReporter
 source = PythonStdlib(domains=tuple(sys.argv[2].split(",")))

@@ -11,16 +11,17 @@ from marin_core import experiment as lab
 from marin_core.artifact import ArtifactStep
 from marin_core.data.cache import TokenCache
 from marin_core.data.component_order import IO_BLOCK, ComponentOrder
-from marin_core.data.config import FilterConfig, MixtureConfig, TokenizeConfig, TokenizerConfig
+from marin_core.data.config import MixtureConfig, TokenizeConfig, TokenizerConfig
 from marin_core.data.filter import filter_shard
 from marin_core.data.loader import MixtureLoader
 from marin_core.data.mixture import make_mixture, read_mixture
 from marin_core.data.run_steps import PlainStage
+from marin_core.data.stages import FilterConfig
 from marin_core.data.tokenize import tokenize_shard
 from marin_core.data.tokenizer import train_tokenizer
 from marin_core.errors import ConfigError, DataError
-from marin_core.experiment.data import Phase
 from marin_core.experiment.jobs import MixtureJob
+from marin_core.experiment.tokens import Phase
 from marin_core.report import SilentReporter
 from tests.data.conftest import Corpus, ingest_texts, sentences
 

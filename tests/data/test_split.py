@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from marin_core.data.config import FilterConfig, IngestConfig, PythonStdlib
 from marin_core.data.filter import filter_shard
 from marin_core.data.ingest import ingest
 from marin_core.data.normal_form import document_id
+from marin_core.data.sources.config import IngestConfig, PythonStdlib
 from marin_core.data.split import documents, group_of, held_out
+from marin_core.data.stages import FilterConfig
 from marin_core.report import SilentReporter
 
 

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 
-from marin_core.data.config import FilterConfig, MinCharacters, TokenizerConfig
+from marin_core.data.config import TokenizerConfig
 from marin_core.data.filter import filter_shard
 from marin_core.data.probes import PROBES
+from marin_core.data.rules.config import MinCharacters
+from marin_core.data.stages import FilterConfig
 from marin_core.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest, train_tokenizer
 from marin_core.errors import ConfigError, DataError
 from marin_core.report import SilentReporter

@@ -1,4 +1,7 @@
-"""The running interpreter's standard library as documents: code, docstrings and help topics. Nothing is imported or executed."""
+"""The running interpreter's standard library as documents: code, docstrings, help topics, and pydoc's pages.
+
+Nothing is imported or executed here; for the pages a child process does it (`pydoc_pages`).
+"""
 
 import ast
 import inspect
@@ -12,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from marin_core.data.config import StdlibDomain
+from marin_core.data.sources import pydoc_pages
+from marin_core.data.sources.config import StdlibDomain
 from marin_core.errors import DataError
 
 EXCLUDED_PARTS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "_bundled", "lib2to3"})
@@ -25,15 +29,16 @@ def documents(domain: StdlibDomain, skipped: Counter[str], root: Path | None = N
     """Documents of a domain as `{id, text, created, metadata}`, in sorted order; `skipped` counts what can't be one.
 
     Args:
-        domain: `code` = each file, `docstrings` = each module's docstrings under dotted names, `topics` = pydoc's help topics.
-        skipped: reason → files left out (`undecodable`, `blank`, `syntax_error`, `no_docstring`).
+        domain: `code` = each file, `docstrings` = each module's docstrings under dotted names, `topics` = pydoc's help topics,
+            `html` = pydoc's page of each public module, as `html` instead of `text`.
+        skipped: reason → files or modules left out (`undecodable`, `blank`, `syntax_error`, `no_docstring`, `not_importable`, …).
         root: folder of the standard library; the running interpreter's by default.
 
     Raises:
         DataError: if there is no document at all.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
-    make = {"code": _code, "docstrings": _docstrings, "topics": _topics}[domain]
+    make = {"code": _code, "docstrings": _docstrings, "topics": _topics, "html": _html}[domain]
     empty = True
     for document in make(root, skipped):
         empty = False
@@ -80,6 +85,14 @@ def _topics(root: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
             yield _document(f"{TOPICS_MODULE}:{topic}", topics[topic], topic, "en")
         else:
             skipped["blank"] += 1
+
+
+def _html(root: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Of the running interpreter, whatever the root."""
+    try:
+        yield from pydoc_pages.pages(skipped)
+    except pydoc_pages.PageError as error:
+        raise DataError(f"pydoc's pages could not be made: {error}", advice="Leave 'html' out of the domains.") from error
 
 
 def _document(origin: str, text: str, title: str, lang: str) -> dict[str, Any]:

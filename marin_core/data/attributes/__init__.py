@@ -1,0 +1,1 @@
+"""What is known about documents, in files beside their shards."""

@@ -1,0 +1,1 @@
+"""Documents that hold text of an evaluation."""

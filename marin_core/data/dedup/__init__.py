@@ -1,0 +1,1 @@
+"""Documents and paragraphs that repeat others, marked and never deleted."""

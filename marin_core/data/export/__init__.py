@@ -1,0 +1,1 @@
+"""Token caches in the layouts of other training programs."""

@@ -1,0 +1,1 @@
+"""What is asked of documents: each rule decides from what was measured."""

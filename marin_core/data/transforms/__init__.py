@@ -1,0 +1,1 @@
+"""HTML, PDF and wiki markup as text."""
