@@ -1,0 +1,1 @@
+"""What happens by itself: schedules and sensors that decide, and the assets that they ask for."""
