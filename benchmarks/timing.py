@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ def timed[T](work: Callable[[], T]) -> tuple[T, Timing]:
 def median(timings: Sequence[Timing]) -> Timing:
     """The medians of both times, each for itself."""
     return Timing(statistics.median(each.seconds for each in timings), statistics.median(each.cpu_seconds for each in timings))
+
+
+def peak_mebibytes() -> float:
+    """The most memory that this process ever held. Not ru_maxrss, in which a child begins with what its parent had."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
 def _cpu_seconds() -> float:

@@ -43,6 +43,7 @@ def start(
     processes: int,
     process: int,
     *,
+    bind: str | None = None,
     startup_seconds: float = STARTUP_SECONDS,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     barrier_seconds: float = BARRIER_SECONDS,
@@ -56,6 +57,8 @@ def start(
         coordinator: `host:port` where process 0 serves; on a loopback address nothing else can reach it.
         processes: how many there are; one alone needs no service, and nothing is started.
         process: which this is, from 0.
+        bind: `host:port` at which process 0 serves, where the coordinator's name belongs to no interface of its machine. None = the
+            coordinator's own address on a loopback, else every interface.
         startup_seconds: to wait for the others. If not all come, JAX aborts those that did (SIGABRT); no exception can be caught.
         heartbeat_seconds: silence after which a process counts as dead; JAX aborts all others then, whatever they wait in.
         barrier_seconds: to wait for the others at `anywhere`, `from_lead`, `from_each` and `stop`.
@@ -70,9 +73,10 @@ def start(
     # JAX's preemption service takes SIGTERM away from Python's handler, so that a job would never learn that it is to stop.
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    loopback = coordinator.rpartition(":")[0] in ("127.0.0.1", "localhost")
+    if bind is None and coordinator.rpartition(":")[0] in ("127.0.0.1", "localhost"):
+        bind = coordinator  # JAX would listen on every interface
     if process == 0:
-        _require_port(coordinator, loopback=loopback)
+        _require_port(coordinator, bind or f":{coordinator.rpartition(':')[2]}")
     jax.distributed.initialize(
         coordinator,
         processes,
@@ -81,7 +85,7 @@ def start(
         initialization_timeout=round(startup_seconds),
         heartbeat_timeout_seconds=round(heartbeat_seconds),
         shutdown_timeout_seconds=round(barrier_seconds),
-        coordinator_bind_address=coordinator if loopback else None,  # JAX would listen on every interface
+        coordinator_bind_address=bind,
     )
 
 
@@ -166,12 +170,13 @@ def peer_lost(error: BaseException) -> bool:
     return False
 
 
-def _require_port(coordinator: str, *, loopback: bool) -> None:
+def _require_port(coordinator: str, bind: str) -> None:
     """Refuse a port that is taken, on which JAX 0.12 crashes (segmentation fault). Who reserves it for us shares it (SO_REUSEPORT)."""
-    with socket.socket() as probe:
+    host, _, port = bind.rpartition(":")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            probe.bind(("127.0.0.1" if loopback else "", int(coordinator.rpartition(":")[2])))
+            probe.bind((host.strip("[]"), int(port)))
         except OSError as error:
             raise InfrastructureError(
                 f"process 0 can't serve the others at {coordinator}: {error}",

@@ -61,3 +61,13 @@ class PreemptedError(MarinError):
     """The job was asked to stop, has saved what it can, and expects to be resumed."""
 
     exit_code = ExitCode.PREEMPTED
+
+
+def told_error(exit_code: int, message: str, advice: str) -> MarinError:
+    """The error that another process told: of the class of its exit code."""
+    classes: dict[int, type[MarinError]] = {
+        ExitCode.BAD_CONFIG: ConfigError,
+        ExitCode.BAD_DATA: DataError,
+        ExitCode.TRY_AGAIN: InfrastructureError,
+    }
+    return classes.get(exit_code, MarinError)(message, advice=advice)

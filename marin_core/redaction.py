@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from marin_core.errors import ConfigError
 
-_SECRET_NAME = re.compile(r"(?i)(^|_)(key|token|secret|password|passwd|passphrase|credential|credentials|pat|dsn)(_|$)|apikey")
+_SECRET_NAME = re.compile(r"(?i)(^|_)(key|token|secret|password|passwd|passphrase|credential|credentials|pat|dsn)(_|$)|apikey|password$")
 _SHORTEST_SECRET = 8
 """Shorter values stand in ordinary text by chance, and are no secret worth the name."""
 

@@ -1,11 +1,12 @@
 """What a job tells the world: progress while it works, and a report when it is done."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from marin_core.artifact.record import File
+from marin_core.artifact.record import File, Record
 
 Scalar = int | float | str | bool
 
@@ -80,6 +81,7 @@ class Report:
             (token ids rather than compressed chunks); None = the digest of all its files.
         links: name → URL (W&B run, dashboards).
         adopted: a payload that lies elsewhere and stays there, instead of the job's output folder.
+        linked: the record of an artifact that was made by the same work: this one is what that is, and nothing was computed.
     """
 
     metrics: Mapping[str, Scalar] = field(default_factory=dict)
@@ -89,3 +91,10 @@ class Report:
     content_digest: str | None = None
     links: Mapping[str, str] = field(default_factory=dict)
     adopted: Adopted | None = None
+    linked: Record | None = None
+
+    def __post_init__(self) -> None:
+        """Metrics, tables, plots and links share one page, where one name can stand for one thing only."""
+        names = Counter((*self.metrics, *self.tables, *self.plots, *self.links))
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            raise ValueError(f"{twice[0]!r} names two of a report's metrics, tables, plots and links")

@@ -1,12 +1,11 @@
 """A job of several processes on one machine: its keeper starts them, brings all down when one is lost, and says what the cause was.
 
-The keeper loads no JAX and joins in nothing. On a cluster each process is started by itself, with the same arguments and no keeper, and
-whoever watches them judges by the same evidence.
+The keeper loads no JAX and joins in nothing. On a cluster each process has a pod and a keeper of its own (`marin_jobs.pod`), and whoever
+watches them judges by the same evidence.
 """
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from marin_core.artifact.ending import Ending, verdict
 from marin_core.artifact.job import JobSpec
 from marin_core.errors import ExitCode
 
@@ -26,9 +26,6 @@ GRACE_SECONDS = 30.0
 LOOK_SECONDS = 0.05
 """Between two looks at the processes."""
 
-_GRAVITY = (ExitCode.BAD_CONFIG, ExitCode.BAD_DATA, ExitCode.BUG, ExitCode.TRY_AGAIN, ExitCode.PREEMPTED)
-"""What must be repaired before what may pass: trying again can't help where one process has bad data (spec/kubernetes.md §1.5)."""
-
 
 @dataclass(frozen=True)
 class Place:
@@ -37,60 +34,27 @@ class Place:
     Attributes:
         process: from 0; process 0 is the lead, which alone prepares, reports and commits.
         processes: how many there are.
-        coordinator: `host:port` where the lead serves JAX's coordination service.
+        coordinator: `host:port` where the others find JAX's coordination service, which the lead serves.
+        bind: `host:port` at which the lead serves it, where that isn't the same: a service's name belongs to no interface.
     """
 
     process: int
     processes: int
     coordinator: str
+    bind: str | None = None
 
     @property
     def lead(self) -> bool:
         return self.process == 0
 
 
+OUTCOME = "outcome.json"
+"""In the job's folder: how it ended, for a launcher that isn't its parent."""
+
+
 def outcome_name(process: int) -> str:
     """File in the job's folder that says how a process of the gang ended, for whoever judges the gang."""
     return f"outcome-{process}.json"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a process of a gang ended.
-
-    Attributes:
-        code: exit code; negative: ended by that signal.
-        message: what it left to say; None = nothing.
-        peer_lost: it says itself that it only missed another process.
-        look: number of the look that found it ended; what one look finds is in no order.
-        put_down: the keeper killed it, after the grace.
-    """
-
-    process: int
-    code: int
-    message: str | None
-    peer_lost: bool
-    look: int
-    put_down: bool = False
-
-    @property
-    def failure(self) -> ExitCode:
-        """Its class: of a process that was killed, infrastructure; of an unknown code, a bug."""
-        if self.code == -signal.SIGTERM:  # it hadn't begun
-            return ExitCode.PREEMPTED
-        if self.code < 0:
-            return ExitCode.TRY_AGAIN
-        return ExitCode(self.code) if self.code in set(ExitCode) else ExitCode.BUG
-
-    @property
-    def reason(self) -> str:
-        if self.message is not None:
-            return self.message
-        if self.put_down:
-            return "it didn't end when it was asked to, and was killed"
-        if self.code == -signal.SIGTERM:
-            return "it was asked to stop before it had begun"
-        return f"it was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"it ended with code {self.code} without a word"
 
 
 def keep(
@@ -126,46 +90,10 @@ def keep(
                 child.wait()
     code, message = verdict(endings)
     for ending in endings:
-        if ending.code and (said := _line(ending, len(endings))) != message:
+        if ending.code and (said := ending.line(len(endings))) != message:
             with suppress(OSError):  # the log's disk is full
                 print(said, file=sys.stderr, flush=True)
     return code, message
-
-
-def verdict(endings: Sequence[Ending]) -> tuple[ExitCode, str | None]:
-    """What became of a gang, by the gravest of its causes, and the words of who was the cause.
-
-    When one process is lost, the others fail too: in a collective, for want of an answer, or by our own hand. What only follows is no
-    cause. Without any cause of their own the processes lost touch with each other, which is infrastructure.
-    """
-    if endings[0].code == 0:  # the lead's last act is the commit
-        return ExitCode.DONE, None
-    failed = [ending for ending in endings if ending.code]
-    causes = [ending for ending in failed if not _follows(ending, failed)]
-    worst = min(causes or failed, key=lambda ending: (_GRAVITY.index(ending.failure), ending.look))
-    code = worst.failure if causes else ExitCode.TRY_AGAIN
-    return code, _line(worst, len(endings))
-
-
-def _line(ending: Ending, processes: int) -> str:
-    return f"process {ending.process} of {processes}: {ending.reason}"
-
-
-def _follows(ending: Ending, failed: Sequence[Ending]) -> bool:
-    """Whether the end of a process only follows from that of another."""
-    if ending.peer_lost or ending.put_down:
-        return True
-    if ending.failure in (ExitCode.BAD_CONFIG, ExitCode.BAD_DATA):  # nobody says this for want of another process
-        return False
-    first = min(each.look for each in failed)
-    if ending.look > first:
-        return ending.code < 0 or ending.failure in (ExitCode.BUG, ExitCode.PREEMPTED)  # the others have been told to stop by then
-    killed_too = any(each.look == first and each.code < 0 and each.code not in _OWN_SIGNALS for each in failed)
-    return ending.failure == ExitCode.BUG and killed_too
-
-
-_OWN_SIGNALS = (-signal.SIGTERM, -signal.SIGABRT)
-"""Asked to end; and how JAX ends a process whose peers have fallen silent."""
 
 
 def end_with_keeper() -> None:

@@ -10,9 +10,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -24,10 +24,10 @@ import fsspec
 from marin_core.artifact.code import CodeTable, code_table
 from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.job import RESUMED_JOBS, JobSpec
-from marin_core.artifact.lease import Heartbeat
-from marin_core.artifact.objects import FileState, local_state
+from marin_core.artifact.job_folder import JobFolder
+from marin_core.artifact.lease import BEATS_PER_LEASE, Heartbeat
+from marin_core.artifact.link import is_same_work, linked_record
 from marin_core.artifact.record import (
-    Attempt,
     CheckResult,
     End,
     Environment,
@@ -35,24 +35,51 @@ from marin_core.artifact.record import (
     Record,
     Usage,
     failure_class,
-    file_sha256,
     manifest_digest,
 )
-from marin_core.artifact.store import Store, attempt_folder, superseded, unfinished_folder
+from marin_core.artifact.region import EgressGuard
+from marin_core.artifact.store import Store, payload_folder, superseded
 from marin_core.config import Config
-from marin_core.errors import ConfigError, DataError, ExitCode, InfrastructureError, MarinError, PreemptedError
+from marin_core.errors import ConfigError, DataError, ExitCode, MarinError, PreemptedError, SupersededError
 from marin_core.redaction import redact
 from marin_core.report import Report, Reporter
-from marin_jobs import gang
-from marin_jobs.gang import Place
+from marin_core.train.checkpoint.mirror import Mirror
+from marin_jobs import gang, pod
+from marin_jobs.fence import Fence
+from marin_jobs.gang import OUTCOME, Place
+from marin_jobs.output import as_uploaded, clear_other_generations, discard_output, manifest, prepare_output
 from marin_jobs.provenance import Clock, code_state, cpu_count
 from marin_jobs.reporting import FollowerReporter, JobReporter
 
-JOBS = ("adopt", "evaluate", "filter", "ingest", "mixture", "ngram", "plan", "summary", "tasks", "tokenize", "tokenizer", "train")
+JOBS = (
+    "adopt",
+    "attributes",
+    "classifier",
+    "consolidate",
+    "contamination",
+    "contamination_index",
+    "duplicates",
+    "evaluate",
+    "filter",
+    "ingest",
+    "manifest",
+    "mixture",
+    "mixture_at",
+    "ngram",
+    "plan",
+    "signatures",
+    "summary",
+    "tasks",
+    "tokenize",
+    "tokenizer",
+    "tokenizer_file",
+    "tokenizer_kmer",
+    "train",
+)
 """Modules that a spec may name; a spec comes from outside, so it chooses from a list and never imports at will."""
 
-OUTCOME = "outcome.json"
-"""In the job's folder: how it ended, for a launcher that isn't its parent."""
+_NOT_BEGUN = ""
+"""What the lead tells the others, in place of a folder, when it failed before there was one."""
 
 T = TypeVar("T", bound=Config)
 
@@ -67,6 +94,8 @@ class JobContext:
         inputs: records of everything that the job may read, by address.
         reporter: progress, metrics, log lines, and whether to stop.
         process: which of the job's processes this is; each but the first downloads into a folder of its own.
+        egress: bounds what all its downloads together may take from other regions.
+        mirror: of the output in a store that is no file system, if the job's module asks for one; only the lead's.
     """
 
     spec: JobSpec
@@ -76,6 +105,8 @@ class JobContext:
     inputs: Mapping[str, Record]
     reporter: Reporter
     process: int = 0
+    egress: EgressGuard = field(default_factory=EgressGuard)
+    mirror: Mirror | None = None
 
     def config(self, cls: type[T]) -> T:
         """The configuration, validated as the job's own class."""
@@ -94,17 +125,26 @@ class JobContext:
                 f"{self.spec.id} reads {address}, which is no input of it", advice="Declare its handle in the step's deps."
             ) from None
 
-    def local(self, address: str) -> Path:
-        """Local folder with the payload of the input at an address; downloaded and checked if it lies elsewhere."""
+    def local(self, address: str, below: str = "") -> Path:
+        """Local folder with the payload of the input at an address; downloaded and checked if it lies elsewhere.
+
+        Args:
+            below: a folder of the payload, if nothing else of it is needed; then that folder.
+
+        Raises:
+            ConfigError: it lies in another region, and is more than may be read from there.
+        """
         record = self.record(address)
         path = self.store.payload_path(record)
         if path is not None:
-            return path
+            return path / below
         downloads = self.scratch / "inputs" / (f"process-{self.process}" if self.process else "")  # no part of a name has a dash
-        folder = downloads / record.id.path
+        folder = downloads / record.id.path / below
         if not folder.exists():
             part = folder.with_name(f"{folder.name}.part")
-            self.store.download(record, part)
+            size = sum(file.size for file in record.files if not below or file.path.startswith(f"{below}/"))
+            self.egress.require(self.store.payload_url(record), size, f"the input {record.id}")
+            self.store.download(record, part, below)
             part.rename(folder)
         return folder
 
@@ -121,22 +161,25 @@ def main(arguments: Sequence[str]) -> int:
         given = _parser().parse_args(arguments)
     except SystemExit as error:
         return ExitCode.BAD_CONFIG if error.code else ExitCode.DONE
+    if pod.FOLDER_VARIABLE in os.environ:
+        return pod.keep(stop)
     if given.kept:
         gang.end_with_keeper()
     try:
         with fsspec.open(given.spec, "r") as file:
             spec = JobSpec.from_json(json.load(file))
-        place = _place(spec, given.process, given.coordinator)
+        place = _place(spec, given)
+        fence = Fence(JobFolder(given.job_folder), given.generation) if given.job_folder else None
     except (OSError, ValueError, MarinError) as error:
         print(f"the job spec {given.spec} can't be read: {error}", file=sys.stderr)
         return ExitCode.BAD_CONFIG
     if place is not None:
-        return run_in_gang(spec, place, stop)
+        return run_in_gang(spec, place, stop, fence)
     if spec.processes > 1:
         return run_gang(spec, given.spec, stop)
     _set_devices(spec)
     with JobReporter.open(stop) as reporter:
-        return run(spec, reporter, on_lost=lambda end: _stop_soon(spec, end, stop))
+        return run(spec, reporter, on_lost=lambda error: _stop_soon(spec, error, stop), fence=fence)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,16 +187,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("spec", help="path or URL of the job's spec")
     parser.add_argument("--process", type=int, help="be one process of the spec's gang: which, from 0")
     parser.add_argument("--coordinator", help="host:port where process 0 of the gang serves")
+    parser.add_argument("--bind", help="host:port at which process 0 serves, if that isn't the coordinator's")
     parser.add_argument("--kept", action="store_true", help="end when standard input does, which a keeper holds open")
+    parser.add_argument("--job-folder", help="URL of the folder that the job's pods and its launcher have in common")
+    parser.add_argument("--generation", help="which of the job's pods this is in")
     return parser
 
 
-def _place(spec: JobSpec, process: int | None, coordinator: str | None) -> Place | None:
+def _place(spec: JobSpec, given: argparse.Namespace) -> Place | None:
     """Which process of the spec's gang this is; None if it is the whole job, or keeps the gang.
 
     Raises:
         ConfigError: the arguments don't fit the spec.
     """
+    process, coordinator = given.process, given.coordinator
     if process is None and coordinator is None:
         return None
     if process is None or coordinator is None or not 0 <= process < spec.processes or spec.processes == 1:
@@ -161,7 +208,7 @@ def _place(spec: JobSpec, process: int | None, coordinator: str | None) -> Place
             f"--process {process} --coordinator {coordinator} is no process of {spec.id}, which has processes={spec.processes}",
             advice="Give both, the process from 0 to processes - 1, or neither.",
         )
-    return Place(process, spec.processes, coordinator)
+    return Place(process, spec.processes, coordinator, given.bind)
 
 
 def _set_devices(spec: JobSpec) -> None:
@@ -170,23 +217,50 @@ def _set_devices(spec: JobSpec) -> None:
         os.environ["JAX_NUM_CPU_DEVICES"] = str(spec.devices_per_process)
 
 
-def run(spec: JobSpec, reporter: JobReporter, on_lost: Callable[[End], None] = lambda end: None) -> int:
+def run(
+    spec: JobSpec, reporter: JobReporter, on_lost: Callable[[SupersededError], None] = lambda error: None, fence: Fence | None = None
+) -> int:
     """Build the artifact of a spec and leave `outcome.json` in the job's folder; returns the exit code.
 
     Whatever happens, the attempt is closed with what became of it, unless the store can't be reached or the process is killed.
 
     Args:
-        on_lost: called from another thread if another builder gives this attempt up.
+        on_lost: called from another thread if another builder has taken over.
+        fence: of the pod in which this is. The attempt isn't closed then, since another pod may go on with it.
     """
     clock = Clock.start()
-    target = Store(spec.output_prefix or spec.prefix)
     code, message = int(ExitCode.DONE), None
-    with Heartbeat(target, spec.id, spec.attempt, spec.lease_seconds, on_lost) as heartbeat:
+    with _signs_of_life(spec, on_lost, fence) as lost:
         try:
-            build(spec, Path(spec.scratch), reporter, clock)
+            build(spec, Path(spec.scratch), reporter, clock, fence)
         except Exception as error:
             code, message = _explain(error)
-    return _conclude(spec, clock, code, message, heartbeat.lost)
+    taken_over = lost() if message is not None else None
+    _discard_void(spec, fence)
+    return _conclude(spec, clock, code, message, taken_over, closes=fence is None)
+
+
+@contextmanager
+def _signs_of_life(
+    spec: JobSpec, on_lost: Callable[[SupersededError], None], fence: Fence | None
+) -> Iterator[Callable[[], SupersededError | None]]:
+    """Beat while an attempt builds; what it yields says whether another builder has taken over meanwhile."""
+    target = Store(spec.output_prefix or spec.prefix)
+
+    def given_up(end: End) -> None:
+        on_lost(superseded(spec.id, spec.attempt, end))
+
+    with ExitStack() as context:
+        heartbeat = context.enter_context(Heartbeat(target, spec.id, spec.attempt, spec.lease_seconds, given_up))
+        if fence is not None:
+            context.enter_context(fence.watched(spec.lease_seconds / BEATS_PER_LEASE, on_lost))
+
+        def lost() -> SupersededError | None:
+            if heartbeat.lost is not None:
+                return superseded(spec.id, spec.attempt, heartbeat.lost)
+            return None if fence is None else fence.look()
+
+        yield lost
 
 
 def run_gang(spec: JobSpec, spec_uri: str, stop: threading.Event) -> int:
@@ -197,10 +271,10 @@ def run_gang(spec: JobSpec, spec_uri: str, stop: threading.Event) -> int:
         code = int(verdict)
     except Exception as error:
         code, message = _explain(error)
-    return _conclude(spec, clock, code, message, None)
+    return _conclude(spec, clock, code, message, None, closes=True)
 
 
-def run_in_gang(spec: JobSpec, place: Place, stop: threading.Event) -> int:
+def run_in_gang(spec: JobSpec, place: Place, stop: threading.Event, fence: Fence | None = None) -> int:
     """One process of a gang. It leaves word of its end for whoever judges the gang, and the attempt's end to them; returns the exit code.
 
     A process that fails doesn't come back from here: what it waited for at its exit, such as its peers, might never come.
@@ -208,20 +282,20 @@ def run_in_gang(spec: JobSpec, place: Place, stop: threading.Event) -> int:
     _set_devices(spec)
     clock = Clock.start()
     outcome: dict[str, Any] = {"exit_code": int(ExitCode.DONE), "message": None, "peer_lost": False}
-    heartbeat = None
+    lost: Callable[[], SupersededError | None] = _nobody_asks
     with ExitStack() as context:
         try:
             reporter: Reporter = FollowerReporter(place.process, stop)
             if place.lead:
                 reporter = context.enter_context(JobReporter.open(stop))
                 on_lost = partial(_stop_soon, spec, stop=stop, outcome=gang.outcome_name(0))
-                target = Store(spec.output_prefix or spec.prefix)
-                heartbeat = context.enter_context(Heartbeat(target, spec.id, spec.attempt, spec.lease_seconds, on_lost))
-            build_in_gang(spec, place, reporter, clock)
+                lost = context.enter_context(_signs_of_life(spec, on_lost, fence))
+            build_in_gang(spec, place, reporter, clock, fence)
         except Exception as error:
             outcome = _explain_in_gang(error)
-    if outcome["message"] is not None and heartbeat is not None and heartbeat.lost is not None:
-        outcome = _explain_in_gang(superseded(spec.id, spec.attempt, heartbeat.lost))
+    if outcome["message"] is not None and (taken_over := lost()) is not None:
+        outcome = _explain_in_gang(taken_over)
+        _discard_void(spec, fence)
     _write_outcome(Path(spec.scratch), outcome, gang.outcome_name(place.process))
     code = int(outcome["exit_code"])
     if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
@@ -232,13 +306,32 @@ def run_in_gang(spec: JobSpec, place: Place, stop: threading.Event) -> int:
     return code
 
 
-def _conclude(spec: JobSpec, clock: Clock, code: int, message: str | None, lost: End | None) -> int:
-    """Close the attempt of a job that failed, clear what it leaves behind, and write its outcome; returns the exit code that stands."""
+def _discard_void(spec: JobSpec, fence: Fence | None) -> None:
+    """Remove what a pod made that was given up; that it fails changes nothing."""
+    if fence is not None and fence.is_void:
+        try:
+            discard_output(spec, Store(spec.output_prefix or spec.prefix), fence)
+        except MarinError as error:
+            _say(f"what this pod made of {spec.id} could not be cleared: {error}")
+
+
+def _nobody_asks() -> None:
+    """Whether another builder has taken over is the lead's affair."""
+
+
+def _conclude(spec: JobSpec, clock: Clock, code: int, message: str | None, lost: SupersededError | None, *, closes: bool) -> int:
+    """Close the attempt of a job that failed, clear what it leaves behind, and write its outcome; returns the exit code that stands.
+
+    Args:
+        lost: that another builder had taken over before.
+        closes: whether nothing else may go on with the attempt.
+    """
     target = Store(spec.output_prefix or spec.prefix)
     if message is not None:
-        lost = lost or _close_failed(spec, target, clock, code, message)
+        if lost is None and closes and (end := _close_failed(spec, target, clock, code, message)) is not None:
+            lost = superseded(spec.id, spec.attempt, end)
         if lost is not None:  # a builder without a lease fails in many ways, all for this one reason
-            code, message = _explain(superseded(spec.id, spec.attempt, lost))
+            code, message = _explain(lost)
             _clear_debris(spec, target)  # this process, which was asleep, may have written more since others cleared it
         _say(message)
     shutil.rmtree(Path(spec.scratch) / "inputs", ignore_errors=True)  # copies of what lies in a remote store
@@ -312,9 +405,9 @@ def _say(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
-def _stop_soon(spec: JobSpec, end: End, stop: threading.Event, outcome: str = OUTCOME) -> None:
+def _stop_soon(spec: JobSpec, error: SupersededError, stop: threading.Event, outcome: str = OUTCOME) -> None:
     """Ask the job to stop, and end it if it doesn't within the length of its lease, since its work can't be used any more."""
-    message = f"SupersededError: {superseded(spec.id, spec.attempt, end)}"
+    message = f"SupersededError: {error}"
     _say(message)
     stop.set()
 
@@ -331,24 +424,38 @@ def _stop_soon(spec: JobSpec, end: End, stop: threading.Event, outcome: str = OU
     timer.start()
 
 
-def build(spec: JobSpec, scratch: Path, reporter: Reporter, clock: Clock) -> Record:
+def build(spec: JobSpec, scratch: Path, reporter: Reporter, clock: Clock, fence: Fence | None = None) -> Record:
     """Build the artifact of a spec and commit it; returns the committed record.
 
     Raises:
         MarinError: whatever stopped it, with the exit code that says how to go on.
     """
     store, target = _stores(spec)
-    committed = _committed(spec, target, reporter)
+    committed = _committed(spec, target, reporter, fence)
     if committed is not None:
         return committed
     module = _module(spec.job)
     code = _code(code_table, spec.job)
-    job = _prepared(spec, store, target, module, scratch, reporter)
-    report: Report = module.run(job)
-    return _commit(job, target, report, code, clock)
+    job = _prepared(spec, store, target, module, scratch, reporter, fence)
+    base = _same_as_base(job, module)
+    report: Report = module.run(job) if base is None else Report(linked=base)
+    return _commit(job, target, report, code, clock, fence=fence)
 
 
-def build_in_gang(spec: JobSpec, place: Place, reporter: Reporter, clock: Clock) -> None:
+def _same_as_base(job: JobContext, module: ModuleType) -> Record | None:
+    """The member of an older version that is already what this job would make; None if there is none, or this is to prove it."""
+    member = job.spec.base_member
+    base = None if member is None or job.spec.output_prefix is not None else job.inputs.get(job.store.address(member))
+    if base is None:
+        return None
+    of_this_job: Callable[[JobContext, Record], bool] | None = getattr(module, "is_work_of", None)
+    same = of_this_job(job, base) if of_this_job else is_same_work(base, job.spec.identity, job.spec.inputs)
+    if same:
+        job.reporter.log(f"the work of {job.spec.id} is that of {base.id}: linked to it")
+    return base if same else None
+
+
+def build_in_gang(spec: JobSpec, place: Place, reporter: Reporter, clock: Clock, fence: Fence | None = None) -> None:
     """One process's part of building the artifact of a spec. The lead decides before any begins, and commits after all are done.
 
     Raises:
@@ -364,8 +471,9 @@ def build_in_gang(spec: JobSpec, place: Place, reporter: Reporter, clock: Clock)
 
     code = _code(code_table, spec.job)
     store, target = _stores(spec)
-    distributed.start(place.coordinator, place.processes, place.process)
-    job = _lead(spec, store, target, module, reporter) if place.lead else _follow(spec, store, place, reporter)
+    with _ends_when_told(reporter):
+        distributed.start(place.coordinator, place.processes, place.process, bind=place.bind)
+    job = _lead(spec, store, target, module, reporter, fence) if place.lead else _follow(spec, store, place, reporter)
     if job is None:
         distributed.stop()
         return
@@ -378,32 +486,63 @@ def build_in_gang(spec: JobSpec, place: Place, reporter: Reporter, clock: Clock)
     usages = [Usage.model_validate_json(text) for text in distributed.from_each(clock.usage().model_dump_json())]
     distributed.stop()  # from here on nobody waits for anybody
     if place.lead:
-        _commit(job, target, report, code, clock, usages[1:])
+        _commit(job, target, report, code, clock, usages[1:], fence)
 
 
-def _lead(spec: JobSpec, store: Store, target: Store, module: ModuleType, reporter: Reporter) -> JobContext | None:
+@contextmanager
+def _ends_when_told(reporter: Reporter) -> Iterator[None]:
+    """Let SIGTERM end this process while there is nothing to save: JAX waits for the others in C++, where no handler of ours runs.
+
+    Raises:
+        PreemptedError: it was told before.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there can handlers be changed
+        yield
+        return
+    ours = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        if reporter.stop_requested():
+            raise PreemptedError("it was asked to stop before it had begun", advice="Start it again.")
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, ours)
+
+
+def _lead(spec: JobSpec, store: Store, target: Store, module: ModuleType, reporter: Reporter, fence: Fence | None) -> JobContext | None:
     """What the lead works with, told to the others; None if there is nothing to build."""
     from marin_core import distributed
 
     job = None
     try:
-        if _committed(spec, target, reporter) is None:
-            job = _prepared(spec, store, target, module, Path(spec.scratch), reporter)
+        if _committed(spec, target, reporter, fence) is None:
+            job = _prepared(spec, store, target, module, Path(spec.scratch), reporter, fence)
     except Exception:
         with suppress(distributed.PeerLostError):
-            distributed.from_lead(None)
+            distributed.from_lead(_NOT_BEGUN)
         raise
     distributed.from_lead(None if job is None else str(job.output))
     return job
 
 
 def _follow(spec: JobSpec, store: Store, place: Place, reporter: Reporter) -> JobContext | None:
-    """What another process than the lead works with, once that has prepared it; None if the lead says that there is nothing to do."""
+    """What another process than the lead works with, once that has prepared it; None if the lead says that there is nothing to do.
+
+    Raises:
+        PeerLostError: the lead can't begin.
+        ConfigError: the output's folder isn't the lead's.
+    """
     from marin_core import distributed
 
     output = distributed.from_lead(None)
     if output is None:
         return None
+    if output == _NOT_BEGUN:  # success would be for good: a pod that says so isn't started again with the others (kueue #10487)
+        raise distributed.PeerLostError("process 0 couldn't begin", advice="Look at its part of the log.")
+    if not Path(output).is_dir():
+        raise ConfigError(
+            f"process {place.process} of {spec.id} doesn't see {output}, which process 0 has made",
+            advice="Let all nodes of a gang mount one file system, and put the store on it, or with a store elsewhere the jobs' folders.",
+        )
     return JobContext(spec, store, Path(output), Path(spec.scratch), _inputs_by_address(spec, store), reporter, place.process)
 
 
@@ -413,12 +552,14 @@ def _stores(spec: JobSpec) -> tuple[Store, Store]:
     return store, Store(spec.output_prefix) if spec.output_prefix else store
 
 
-def _committed(spec: JobSpec, target: Store, reporter: Reporter) -> Record | None:
-    """The record, if the artifact is committed already.
+def _committed(spec: JobSpec, target: Store, reporter: Reporter, fence: Fence | None) -> Record | None:
+    """The record, if the artifact is committed already; older pods of the attempt can't commit it any more, or may have begun to.
 
     Raises:
-        SupersededError: another builder has given this attempt up.
+        SupersededError: another builder has given this attempt up, or a newer pod goes on with it.
     """
+    if fence is not None:
+        fence.seal_older()
     ended = target.end(spec.id, spec.attempt)  # while this job waited for its machine
     committed = target.record(spec.id) if ended is None else target.settle(spec.id)
     if committed is not None:
@@ -429,33 +570,53 @@ def _committed(spec: JobSpec, target: Store, reporter: Reporter) -> Record | Non
     return None
 
 
-def _prepared(spec: JobSpec, store: Store, target: Store, module: ModuleType, scratch: Path, reporter: Reporter) -> JobContext:
+def _prepared(
+    spec: JobSpec, store: Store, target: Store, module: ModuleType, scratch: Path, reporter: Reporter, fence: Fence | None
+) -> JobContext:
     """What the job works with: intact inputs and a fresh output folder."""
     inputs = _inputs_by_address(spec, store)
     for record in inputs.values():
         store.require_intact(record)
-    output = _prepare_output(spec, target, scratch, getattr(module, "carry_over", None))
+    mirror = None
+    if getattr(module, "MIRRORED", False) and not target.is_local:
+        mirror = Mirror(target.objects, f"{spec.id.path}/{payload_folder(spec.attempt, None if fence is None else fence.generation)}")
+    output = prepare_output(spec, target, scratch, getattr(module, "carry_over", None), fence, mirror)
     reporter.log(f"building {spec.id}, attempt {spec.attempt}")
-    return JobContext(spec, store, output, scratch, inputs, reporter)
+    return JobContext(spec, store, output, scratch, inputs, reporter, mirror=mirror)
 
 
-def _commit(job: JobContext, target: Store, report: Report, code: CodeTable, clock: Clock, others: Sequence[Usage] = ()) -> Record:
+def _commit(
+    job: JobContext,
+    target: Store,
+    report: Report,
+    code: CodeTable,
+    clock: Clock,
+    others: Sequence[Usage] = (),
+    fence: Fence | None = None,
+) -> Record:
     """Commit what the job made; returns the record that stands.
 
     Args:
         others: what the other processes of a gang have cost.
     """
     spec, output = job.spec, job.output
+    payload = payload_folder(spec.attempt, None if fence is None else fence.generation)
     job.reporter.log("writing the manifest")
-    if report.adopted:
-        files = report.adopted.files
+    if report.adopted or report.linked:
+        files = report.adopted.files if report.adopted else ()
         shutil.rmtree(output)
+        if job.mirror is not None:
+            job.mirror.clear()
     elif target.is_local:
-        files = _manifest(output)
+        files = manifest(output)
     else:
-        files = _uploaded(_manifest(output), target.upload(output, spec.id, spec.attempt))
+        files = as_uploaded(manifest(output), target.upload(output, spec.id, payload))
     _inputs(spec, job.store)  # what was read is what the record will say
-    record = _record(spec, report, output, files, code, clock, others)
+    if report.linked:
+        record = _linked(job, report.linked, clock)
+        code = job.store.code_table(report.linked) or code
+    else:
+        record = _record(spec, report, output, payload, files, code, clock, others)
     end = End(
         state="succeeded",
         ended_at=record.ended_at,
@@ -464,7 +625,11 @@ def _commit(job: JobContext, target: Store, report: Report, code: CodeTable, clo
         usage=record.usage,
         record=record,
     )
+    if fence is not None:
+        fence.begin_commit()
     record = target.commit(spec.id, end, code)
+    if fence is not None:
+        clear_other_generations(target, spec.id, record, spec.attempt)
     if record.attempt > 1:
         _clear_debris(spec, target, keep=record.attempt)
     job.reporter.log(f"committed {spec.id}: {len(record.files)} files, {record.size} bytes, content {record.content_digest[:16]}")
@@ -505,62 +670,17 @@ def _inputs_by_address(spec: JobSpec, store: Store) -> dict[str, Record]:
     return {store.address(artifact): record for artifact, record in _inputs(spec, store).items()}
 
 
-def _prepare_output(spec: JobSpec, store: Store, scratch: Path, carry_over: Callable[[Path, Path], None] | None) -> Path:
-    """The attempt's own empty folder, or with `carry_over` one that holds what earlier attempts left for good.
-
-    It appears by a rename, complete, so that the next attempt can carry it over in turn, wherever this one dies.
-    """
-    output = store.output_path(spec.id, spec.attempt) or scratch / "output"
-    before = [attempt for attempt in store.attempts(spec.id) if attempt.number < spec.attempt] if spec.attempt > 1 else []
-    places = {attempt.number: _output_of(attempt, spec, store, scratch) for attempt in before}
-    usable = [each for each in before if each.state in ("failed", "lost") and each.claim.fingerprint == spec.fingerprint]
-    earlier = [path for attempt in usable if (path := places[attempt.number]).is_dir()]
-    fresh = output.with_name(unfinished_folder(spec.attempt))
-    for path in (output, fresh):
-        shutil.rmtree(path, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    if carry_over is not None and earlier:
-        carry_over(earlier[-1], fresh)
-    fresh.rename(output)
-    if spec.attempt > 1:
-        store.clear_debris(spec.id, keep=spec.attempt)
-    if not store.is_local:  # in a local one clearing the debris did it
-        for path in places.values():
-            shutil.rmtree(path, ignore_errors=True)
-    return output
-
-
-def _output_of(attempt: Attempt, spec: JobSpec, store: Store, scratch: Path) -> Path:
-    """Where an attempt puts its output: in the store, or if that lies elsewhere in its job's folder, beside this job's on one machine."""
-    return store.output_path(spec.id, attempt.number) or scratch.parent / attempt.claim.job / "output"
-
-
-def _manifest(output: Path) -> tuple[File, ...]:
-    """Size, checksum and stamp of every file of the payload."""
-    files = []
-    for path in sorted(output.rglob("*")):
-        if path.is_file():
-            state = local_state(path)
-            files.append(File(path=path.relative_to(output).as_posix(), size=state.size, sha256=file_sha256(path), stamp=state.stamp))
-    return tuple(files)
-
-
-def _uploaded(files: tuple[File, ...], states: Mapping[str, FileState]) -> tuple[File, ...]:
-    """The manifest with the stamps that the store gave.
-
-    Raises:
-        InfrastructureError: the store doesn't have what was sent.
-    """
-    missing = [file.path for file in files if file.path not in states or states[file.path].size != file.size]
-    if missing:
-        raise InfrastructureError(f"{len(missing)} files are not in the store as they were sent: {missing[:5]}", advice="Try again.")
-    return tuple(file.model_copy(update={"stamp": states[file.path].stamp}) for file in files)
-
-
 def _record(
-    spec: JobSpec, report: Report, output: Path, files: tuple[File, ...], code: CodeTable, clock: Clock, others: Sequence[Usage]
+    spec: JobSpec,
+    report: Report,
+    output: Path,
+    payload: str,
+    files: tuple[File, ...],
+    code: CodeTable,
+    clock: Clock,
+    others: Sequence[Usage],
 ) -> Record:
-    manifest = manifest_digest(files)
+    of_files = manifest_digest(files)
     return Record(
         name=spec.name,
         version=spec.version,
@@ -568,10 +688,10 @@ def _record(
         fingerprint=spec.fingerprint,
         identity=spec.identity,
         inputs=spec.inputs,
-        payload=report.adopted.url if report.adopted else attempt_folder(spec.attempt),
+        payload=report.adopted.url if report.adopted else payload,
         files=files,
-        manifest_digest=manifest,
-        content_digest=report.content_digest or manifest,
+        manifest_digest=of_files,
+        content_digest=report.content_digest or of_files,
         attempt=spec.attempt,
         code=code_state(code.digest),
         environment=Environment(python=platform.python_version(), platform=platform.platform(), cpus=cpu_count()),
@@ -588,6 +708,26 @@ def _record(
             for check in report.checks
         ),
         links=dict(report.links),
+    )
+
+
+def _linked(job: JobContext, base: Record, clock: Clock) -> Record:
+    spec = job.spec
+    return linked_record(
+        base,
+        job.store.payload_url(base),
+        name=spec.name,
+        version=spec.version,
+        partition=spec.partition,
+        fingerprint=spec.fingerprint,
+        identity=spec.identity,
+        inputs=spec.inputs,
+        attempt=spec.attempt,
+        started_at=clock.started_at,
+        ended_at=datetime.now(UTC).isoformat(),
+        usage=clock.usage(),
+        dagster_run_id=spec.dagster_run_id,
+        keep_days=spec.keep_days,
     )
 
 

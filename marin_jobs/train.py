@@ -20,6 +20,9 @@ GANG = True
 carry_over = carry_over_run
 """A new attempt begins with the checkpoints and metrics of the one before."""
 
+MIRRORED = True
+"""In a store that is no file system the output is kept there while it grows, so that an attempt on another machine can begin with it."""
+
 ALERT_ROWS = 500
 """Newest alerts that a record lists; `alerts.jsonl` has all."""
 
@@ -37,6 +40,7 @@ def run(job: JobContext) -> Report:
         fingerprint=job.spec.fingerprint,
         run_name=config.run_name,
         source_commit=source_commit(),
+        mirror=job.mirror,
         tracker_dir=job.scratch,
         phase_borders=tuple(loader.order.first_steps[1:]),
         retried=(job.output / "run.json").exists(),

@@ -19,7 +19,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from marin_core.artifact.canonical import FINGERPRINT_DIGITS, digest
-from marin_core.artifact.syntax import Definition, Import, Source, read_source
+from marin_core.artifact.source import Definition, Import, Source
+from marin_core.artifact.syntax import read_source
 from marin_core.errors import ConfigError
 
 PACKAGES = ("marin_core", "marin_jobs")
@@ -34,6 +35,7 @@ BOOKKEEPING = (
     "marin_core.report",
     "marin_core.config",
     "marin_core.train.tracking",
+    "marin_core.train.checkpoint.mirror",
 )
 """Modules (and all below them) at which the walk stops. They find inputs, move bytes, report and commit, the same for every job, and
 compute nothing of what an artifact holds: if they counted, a new field of the record would put every artifact of the lab in drift."""

@@ -167,6 +167,7 @@ class DriftFinder:
         """Members of a family that were read and wouldn't be today, or the other way round."""
         recorded = {read.id for read in record.inputs}
         declared = {member for dep in step.deps for member in step.reads(dep, record.partition)}
+        declared -= {member for member in declared - recorded if step.is_optional(member)}  # it could only have spared work
         if recorded == declared:
             return []
         families = {member.family for member in recorded} & {member.family for member in declared}

@@ -8,9 +8,10 @@ from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.record import Input
 from marin_core.config import Config
 
-RESUMED_JOBS = ("train",)
+RESUMED_JOBS = ("ingest", "train")
 """Jobs of which a later attempt goes on with what an earlier one left: their modules have a `carry_over`. With a store elsewhere an
-attempt's output therefore stays on its machine until a later one has taken it over."""
+attempt's output therefore stays on its machine until a later one has taken it over; that of a module with `MIRRORED` is in the store,
+too."""
 
 
 class JobSpec(Config):
@@ -26,6 +27,7 @@ class JobSpec(Config):
         output_prefix: prefix below which the artifact is built, where that isn't `prefix`: a reproduction at a shadow address.
         lease_seconds: silence after which other builders may take over.
         scratch: folder of this job on the machine that runs it.
+        base: version of the family that this one continues; its member of the same key is an input if it is committed.
         keep_days: how long the artifact is kept (see `ArtifactStep`); None = for good.
         processes, devices_per_process: the gang that builds it (see `Resources`).
     """
@@ -46,9 +48,15 @@ class JobSpec(Config):
     lease_seconds: float = 60.0
     dagster_run_id: str | None = None
     keep_days: int | None = None
+    base: str | None = None
     processes: int = Field(default=1, ge=1)
     devices_per_process: int | None = Field(default=None, ge=1)
 
     @property
     def id(self) -> ArtifactId:
         return ArtifactId(self.name, self.version, self.partition)
+
+    @property
+    def base_member(self) -> ArtifactId | None:
+        """What this artifact may be linked to, whether or not it is committed."""
+        return None if self.base is None else ArtifactId(self.name, self.base, self.partition)

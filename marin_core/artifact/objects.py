@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -41,10 +41,12 @@ class FileState:
     Attributes:
         size: bytes.
         stamp: changes whenever the content does (modification time, object generation); empty where the backend has none.
+        md5: of its content, in hex; empty where the backend doesn't know it.
     """
 
     size: int
     stamp: str
+    md5: str = ""
 
 
 class Objects(Protocol):
@@ -81,6 +83,13 @@ class Objects(Protocol):
 
     def upload(self, source: Path, path: str) -> None:
         """Copy a local file to an object."""
+
+    def copy(self, source: str, path: str) -> None:
+        """Copy an object to another without moving its bytes through this machine, where the backend can.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
 
     def download(self, path: str, target: Path) -> None:
         """Copy an object to a local file, whose folder exists.
@@ -188,6 +197,9 @@ class LocalObjects:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
 
+    def copy(self, source: str, path: str) -> None:
+        self.upload(self.root / source, path)
+
     def download(self, path: str, target: Path) -> None:
         shutil.copyfile(self.root / path, target)
 
@@ -205,6 +217,16 @@ def local_state(path: Path) -> FileState:
     """State of a file on this machine; its stamp is the modification time in nanoseconds."""
     found = path.stat()
     return FileState(found.st_size, str(found.st_mtime_ns))
+
+
+def is_copy(path: Path, state: FileState) -> bool:
+    """Whether a file on this machine has the content of another, as far as that one's backend knows it."""
+    return bool(state.md5) and path.stat().st_size == state.size and _md5(path) == state.md5
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 class RemoteObjects:
@@ -298,10 +320,7 @@ class RemoteObjects:
         root = self._backend._strip_protocol(self._at(folder))
         with self._failures("listed", folder):
             found = self._backend.find(root, detail=True, **self._limit())
-        return {
-            name.removeprefix(root).lstrip("/"): FileState(info["size"], str(info.get("generation") or info.get("created") or ""))
-            for name, info in found.items()
-        }
+        return {name.removeprefix(root).lstrip("/"): _remote_state(info) for name, info in found.items()}
 
     def sha256(self, path: str) -> str | None:
         with self._failures("read", path):
@@ -315,6 +334,11 @@ class RemoteObjects:
         with self._failures("written", path, creates=True):
             self._backend.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
             self._backend.put_file(str(source), self._at(path), **self._limit(source.stat().st_size))
+
+    def copy(self, source: str, path: str) -> None:
+        with self._failures("copied", source):
+            size = self._backend.info(self._at(source), **self._limit())["size"]
+            self._backend.cp_file(self._at(source), self._at(path), **self._limit(size))
 
     def download(self, path: str, target: Path) -> None:
         with self._failures("read", path):
@@ -380,17 +404,29 @@ class GcsObjects(RemoteObjects):
     def _holds(self, path: str, source: Path) -> bool:
         with self._failures("read", path):
             try:
-                found = self._backend.info(self._at(path), **self._limit()).get("md5Hash")
+                found = self._backend.info(self._at(path), **self._limit())
             except FileNotFoundError:
                 return False
-        with source.open("rb") as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
-        return bool(found == base64.b64encode(digest).decode())
+        return is_copy(source, _remote_state(found))
 
     def download(self, path: str, target: Path) -> None:
         with self._failures("read", path):
             info = self._backend.info(self._at(path), **self._limit())
             self._backend.get_file(self._at(path), str(target), concurrency=1, **self._limit(info["size"]))
+
+    def locations(self) -> tuple[str, ...]:
+        """Where the bucket lies, in lower case: its location, or the regions of a pair of the owner's choice; empty if this account may
+        not ask.
+        """
+        bucket = self.url.split("://", 1)[1].split("/", 1)[0]
+        try:
+            with self._failures("located", ""):
+                asked = {"fields": "location,customPlacementConfig"}
+                document = self._backend.call("GET", "b/{}", bucket, json_out=True, **asked, **self._limit())
+        except (ConfigError, FileNotFoundError):  # it takes storage.buckets.get, which readers of a public bucket don't have
+            return ()
+        pair = document.get("customPlacementConfig", {}).get("dataLocations") or [document["location"]]
+        return tuple(each.lower() for each in pair)
 
     def sha256(self, path: str) -> str | None:
         """As a temporary file, since only whole transfers are bounded in time."""
@@ -402,6 +438,12 @@ class GcsObjects(RemoteObjects):
                 return None
             with target.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remote_state(info: Mapping[str, Any]) -> FileState:
+    """What fsspec says of an object; of one that was composed of parts Google knows no MD5."""
+    md5 = base64.b64decode(info.get("md5Hash") or "").hex()
+    return FileState(info["size"], str(info.get("generation") or info.get("created") or ""), md5)
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -208,8 +208,11 @@ def needed(graph: ArtifactGraph, targets: Iterable[ArtifactId]) -> list[Artifact
         if keys is None:
             continue
         for dep in step.deps:
+            if dep is step.base:  # it is read where it is there, and not built for that
+                continue
             alike = bool(dep.partitions) and dep.partitions == step.partitions
-            _want(wanted, dep, keys if alike else _keys(dep))
+            left_out = step.left_out(dep)
+            _want(wanted, dep, keys if alike else [key for key in _keys(dep) if key not in left_out])
     return [
         ArtifactId(step.name, step.version, key) if key else step.id
         for step in graph
@@ -241,7 +244,7 @@ class _Blocked:
     """Whether something that an artifact of a step reads can't be had; asked once for a whole family."""
 
     def __init__(self, step: ArtifactStep, stopped: dict[ArtifactId, set[ArtifactId]]) -> None:
-        deps = [dep for dep in step.deps if dep.id in stopped]
+        deps = [dep for dep in step.deps if dep.id in stopped and dep is not step.base]
         alike = [dep for dep in deps if dep.partitions and dep.partitions == step.partitions]
         self._whole = len(alike) < len(deps)
         self._keys = {each.partition for dep in alike for each in stopped[dep.id]}

@@ -3,7 +3,8 @@
 The protocol needs nothing of a backend but create-only writes, and no clock:
 
 1. `claim` attempt N by creating `.artifact/attempts/N/claim.json`. Before, every earlier attempt was closed.
-2. Build in a folder of the attempt's own, `attempt-N`; nobody else ever writes there.
+2. Build in a folder of the attempt's own, `attempt-N`; nobody else ever writes there. Pods, of which an attempt on a cluster may have
+   several, one after the other or unknowingly at once, have a folder each in it, named by their generation.
 3. `close` it by creating `.artifact/attempts/N/end.json`: its own job with the record in it, or another builder with "lost".
    Whichever is first stands, so an attempt that was given up can't commit, however late it wakes.
 4. Publish the record by creating `.artifact/record.json`. Only a closed success has one, so whoever finds one unpublished can do it.
@@ -13,15 +14,17 @@ Folders of attempts that were closed without success are debris, which anyone ma
 
 import errno
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import batched
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from marin_core.artifact.canonical import canonical_json
 from marin_core.artifact.code import CodeTable
 from marin_core.artifact.identity import DEV, ArtifactId
-from marin_core.artifact.objects import FileState, LocalObjects, Objects, local_state, open_objects
+from marin_core.artifact.job_folder import GENERATION
+from marin_core.artifact.objects import READ_BATCH, FileState, LocalObjects, Objects, is_copy, local_state, open_objects
 from marin_core.artifact.record import Attempt, Claim, End, FormerAttempt, Record, file_sha256
 from marin_core.errors import ConfigError, DataError, InfrastructureError, SupersededError
 from marin_core.redaction import redact
@@ -33,6 +36,16 @@ META = ".artifact"
 def attempt_folder(number: int) -> str:
     """Folder of the payload that an attempt builds, relative to the artifact's address."""
     return f"attempt-{number}"
+
+
+def payload_folder(number: int, generation: str | None) -> str:
+    """The same of an attempt on a cluster: the folder of one generation of its pods (see `job_folder`)."""
+    return attempt_folder(number) if generation is None else f"{attempt_folder(number)}/{generation}"
+
+
+def standing_output(folder: Path) -> Path:
+    """What stands in an attempt's folder: the output of its newest pod, or if it had none the folder itself."""
+    return max((path for path in folder.glob("*") if GENERATION.fullmatch(path.name)), default=folder)
 
 
 def unfinished_folder(number: int) -> str:
@@ -98,6 +111,28 @@ class Store:
         withdrawn = self._objects.read_many(list(markers.values()))  # a late builder may have published what was taken back
         standing = {artifact: record for artifact, record in published.items() if markers[artifact] not in withdrawn}
         return {artifact: standing.get(artifact) for artifact in paths}
+
+    def committed(self, artifacts: Iterable[ArtifactId], on_damage: Callable[[ArtifactId, DataError], None]) -> set[ArtifactId]:
+        """Those of many artifacts that have a commit. Records are read in batches and not kept, so that memory stays small.
+
+        Args:
+            on_damage: told of a record that can't be read; such an artifact is none of them.
+        """
+        found: set[ArtifactId] = set()
+        for batch in batched(dict.fromkeys(artifacts), READ_BATCH):
+            paths = {artifact: _meta(artifact, "record.json") for artifact in batch}
+            data = self._objects.read_many(list(paths.values()))
+            markers = {}
+            for artifact, path in paths.items():
+                try:
+                    if path in data:
+                        where = f"the record of {artifact} at {self.prefix}/{path}"
+                        markers[artifact] = _withdrawn(artifact, _parse(_Commit, data[path], where).attempt)
+                except DataError as error:
+                    on_damage(artifact, error)
+            withdrawn = self._objects.read_many(list(markers.values()))
+            found.update(artifact for artifact, marker in markers.items() if marker not in withdrawn)
+        return found
 
     def _published(self, artifact: ArtifactId, data: bytes) -> Record:
         return _parse(Record, data, f"the record of {artifact} at {self.prefix}/{_meta(artifact, 'record.json')}")
@@ -249,26 +284,43 @@ class Store:
         return local_path(self.payload_url(record))
 
     def output_path(self, artifact: ArtifactId, number: int) -> Path | None:
-        """Where an attempt builds on this machine's disk, or None in a remote store."""
+        """Where an attempt builds on this machine's disk, or None in a remote store (see `standing_output`)."""
         return local_path(f"{self.address(artifact)}/{attempt_folder(number)}")
 
-    def upload(self, folder: Path, artifact: ArtifactId, number: int) -> dict[str, FileState]:
-        """Copy a locally built payload to the attempt's folder of a remote store; what the store says about its files then."""
-        target = f"{artifact.path}/{attempt_folder(number)}"
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                self._objects.upload(path, f"{target}/{path.relative_to(folder).as_posix()}")
+    def upload(self, folder: Path, artifact: ArtifactId, payload: str) -> dict[str, FileState]:
+        """Make the attempt's folder of a remote store a copy of a locally built payload; what the store says about its files then.
+
+        Files that a job has sent while it ran are not sent again.
+
+        Args:
+            payload: the folder relative to the artifact's address (see `Record`).
+        """
+        target = f"{artifact.path}/{payload}"
+        there = self._objects.files(target)
+        local = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        for name in there.keys() - local.keys():
+            self._objects.delete(f"{target}/{name}")
+        for name, path in local.items():
+            if name not in there or not is_copy(path, there[name]):
+                self._objects.upload(path, f"{target}/{name}")
         return self._objects.files(target)
 
-    def download(self, record: Record, folder: Path) -> None:
+    def download(self, record: Record, folder: Path, below: str = "") -> None:
         """Copy the files of a committed artifact to a local folder, checking each against the manifest.
 
+        Args:
+            below: only what lies in this folder of the payload, whose content becomes that of `folder`.
+
         Raises:
-            DataError: a file is gone or isn't what was committed.
+            DataError: a file is gone or isn't what was committed, or there is no such folder.
         """
         source = open_objects(self.payload_url(record))
-        for file in record.files:
-            target = folder / file.path
+        inside = f"{below}/" if below else ""
+        files = [file for file in record.files if file.path.startswith(inside)]
+        if below and not files:
+            raise DataError(f"{record.id} has no folder {below!r}", advice="Build it anew from what it is asked about.")
+        for file in files:
+            target = folder / file.path.removeprefix(inside)
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 source.download(file.path, target)
@@ -391,7 +443,13 @@ def _document(document: Record | Claim | End | CodeTable) -> bytes:
     return redact(canonical_json(document.model_dump(mode="json")).decode()).encode()
 
 
-def _parse[T: (Record, Claim, End, FormerAttempt, CodeTable)](cls: type[T], data: bytes, where: str) -> T:
+class _Commit(BaseModel):
+    """What of a record says which attempt it commits; the rest is skipped, which is most of the time that a record takes."""
+
+    attempt: int
+
+
+def _parse[T: (Record, Claim, End, FormerAttempt, CodeTable, _Commit)](cls: type[T], data: bytes, where: str) -> T:
     try:
         return cls.model_validate_json(data)
     except ValidationError as error:

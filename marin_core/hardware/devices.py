@@ -70,6 +70,19 @@ TPU_V5P = DeviceProfile(
 )
 """A TPU v5p chip; its rack is a pod."""
 
+TPU_V5E = DeviceProfile(
+    name="tpu_v5e",
+    source="Google Cloud documentation, TPU v5e: 197 TFLOP/s bf16, 16 GB at 819 GB/s, interconnect 400 GB/s in both directions over two "
+    "axes of a torus (a collective along one axis gets half), data centre network 6.4 Tbit/s a pod of 256 chips. Power isn't published.",
+    peak_flops_per_second=197e12,
+    hbm_bytes=16_000_000_000,
+    hbm_bytes_per_second=819e9,
+    rack_devices=256,
+    rack_link_bytes_per_second=200e9,
+    cross_rack_bytes_per_second=3.125e9,
+)
+"""A TPU v5e chip; its rack is a pod."""
+
 TPU_V6E = DeviceProfile(
     name="tpu_v6e",
     source="Google Cloud documentation, TPU v6e: 918 TFLOP/s bf16, 32 GB at 1,638 GB/s, interconnect 800 GB/s in both directions over two "
@@ -83,7 +96,7 @@ TPU_V6E = DeviceProfile(
 )
 """A TPU v6e chip; its rack is a pod."""
 
-DEVICES = {profile.name: profile for profile in (GB200, H100, H200, TPU_V5P, TPU_V6E)}
+DEVICES = {profile.name: profile for profile in (GB200, H100, H200, TPU_V5E, TPU_V5P, TPU_V6E)}
 
 
 def device_profile(name: str) -> DeviceProfile:

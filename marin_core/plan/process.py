@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tempfile import TemporaryFile
 from typing import Any
 
-from marin_core.errors import ConfigError, DataError, ExitCode, InfrastructureError, MarinError
+from marin_core.errors import InfrastructureError, MarinError, told_error
 from marin_core.model.config import TransformerConfig
 from marin_core.plan.config import PlanConfig
 from marin_core.plan.description import ModelDescription
@@ -16,12 +16,6 @@ from marin_core.plan.report import PlanReport
 
 PROGRESS = "plan: "
 """Begins a line of progress on the other process's standard error."""
-
-_ERRORS: dict[int, type[MarinError]] = {
-    ExitCode.BAD_CONFIG: ConfigError,
-    ExitCode.BAD_DATA: DataError,
-    ExitCode.TRY_AGAIN: InfrastructureError,
-}
 
 
 def describe_model(model: TransformerConfig, name: str) -> ModelDescription:
@@ -75,5 +69,5 @@ def _read(text: str, code: int, said: list[str]) -> dict[str, Any]:
     except json.JSONDecodeError:
         raise MarinError(f"The planning process ended with code {code}: {' '.join(said[-3:])}", advice="Report this defect.") from None
     if "error" in answer:
-        raise _ERRORS.get(code, MarinError)(answer["error"]["message"], advice=answer["error"]["advice"])
+        raise told_error(code, answer["error"]["message"], answer["error"]["advice"])
     return answer

@@ -21,6 +21,7 @@ from marin_core.errors import ConfigError, DataError, PreemptedError
 from marin_core.model.mesh import batch_sharding, make_mesh
 from marin_core.report import Reporter
 from marin_core.train.checkpoint.config import Kind
+from marin_core.train.checkpoint.mirror import Mirror
 from marin_core.train.checkpoint.store import CheckpointStore
 from marin_core.train.config import TrainConfig
 from marin_core.train.health.history import RunHistory
@@ -91,6 +92,7 @@ def train(
     source_commit: str | None = None,
     tracker_dir: Path | None = None,
     earlier_run: Path | None = None,
+    mirror: Mirror | None = None,
     phase_borders: tuple[int, ...] = (),
     retried: bool = False,
 ) -> TrainResult | None:
@@ -108,6 +110,7 @@ def train(
         phase_borders: steps at which the data changes; losses on two sides of one are not compared.
         retried: this attempt follows one that failed.
         earlier_run: `run_dir` of the run that `config.start_from` or `config.fork` names a checkpoint of.
+        mirror: of `run_dir` in a store that is no file system; only the first process has one.
         tracker_dir: holds wandb/, whose service writes its logs even after the run has ended; `run_dir` if not given.
 
     Returns:
@@ -130,7 +133,9 @@ def train(
         health = config.health
         watchdog = Watchdog(health.watchdog_seconds, run_dir, startup_seconds=health.startup_seconds + health.watchdog_seconds)
         stack.enter_context(watchdog)
-        store = stack.enter_context(CheckpointStore(run_dir, config.checkpoints, fingerprint=fingerprint, source_commit=source_commit))
+        store = stack.enter_context(
+            CheckpointStore(run_dir, config.checkpoints, fingerprint=fingerprint, source_commit=source_commit, mirror=mirror)
+        )
         run = _Run(config, mesh, batches, SkippedBatches(run_dir), store, watchdog, reporter)
         state = run.begin(earlier_run)
         start = int(state.step)

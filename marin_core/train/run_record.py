@@ -58,7 +58,7 @@ def carry_over_run(previous: Path, run_dir: Path) -> None:
                     link_checkpoint(checkpoint, run_dir / "checkpoints" / checkpoint.name)
         elif path.is_dir():
             shutil.copytree(path, run_dir / path.name, symlinks=True)
-        else:
+        elif not path.name.endswith(".new"):  # it was about to be renamed, or sent
             shutil.copy2(path, run_dir / path.name)
 
 

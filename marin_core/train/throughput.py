@@ -19,6 +19,8 @@ DEVICE_KINDS = {
     "NVIDIA GB200": "gb200",
     "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA H200": "h200",
+    "TPU v5 lite": "tpu_v5e",
+    "TPU v5e": "tpu_v5e",
     "TPU v5": "tpu_v5p",
     "TPU v5p": "tpu_v5p",
     "TPU v6 lite": "tpu_v6e",

@@ -19,7 +19,10 @@ from tests.artifact.small_lab import SETTINGS, World, write_documents
 
 Change = Callable[[World], object]
 
-CONFIG = "marin_core/data/config.py"
+ACCOUNTS = "marin_core/data/accounts.py"
+ASSIGNMENT = "marin_core/data/assignment.py"
+CONFIG = "marin_core/data/stages.py"
+ENCODING_CONFIG = "marin_core/data/config.py"
 FILTER = "marin_core/data/filter.py"
 NORMAL_FORM = "marin_core/data/normal_form.py"
 PART = "marin_core/data/part.py"
@@ -95,7 +98,7 @@ def reformat(world: World) -> None:
 
 
 def rename_helper(world: World) -> None:
-    for file in (UNITS, FILTER):
+    for file in (UNITS, ASSIGNMENT):
         world.rewrite(file, (world.source / file).read_text().replace("shard_index", "shard_number"))
 
 
@@ -164,7 +167,7 @@ def gone(*names: str, erase: bool = False, then: Change = lambda world: None) ->
 
 
 def with_other_code_rebuilt(world: World) -> None:
-    world.edit(FILTER, "MAX_ERROR_SHARE = 0.01", "MAX_ERROR_SHARE = 0.02")
+    world.edit(ACCOUNTS, "MAX_ERROR_SHARE = 0.01", "MAX_ERROR_SHARE = 0.02")
     world.rebuild("filtered", "dev_filtered")
 
 

@@ -22,10 +22,13 @@ from marin_core.artifact import ArtifactId, CheckDeclaration, Resources
 from marin_core.artifact.canonical import flatten, identity_value
 from marin_core.artifact.drift import Difference
 from marin_core.config import OPERATIONAL
-from marin_core.data.config import Limits
+from marin_core.data.limits import Limits
 from marin_core.experiment.jobs import IngestJob
 from tests.artifact.changes import (
+    ACCOUNTS,
+    ASSIGNMENT,
     CONFIG,
+    ENCODING_CONFIG,
     FILTER,
     NORMAL_FORM,
     PART,
@@ -111,10 +114,10 @@ CODE = (
         "a new optional field in a configuration's source",
         edit(CONFIG, ("    words: Literal", "    urls: bool = False\n    words: Literal")),
     ),
-    Row("another default of an operational field", edit(CONFIG, ("default=4 * MIB, ge=KIB", "default=8 * MIB, ge=KIB"))),
+    Row("another default of an operational field", edit(ENCODING_CONFIG, ("default=4 * MIB, ge=KIB", "default=8 * MIB, ge=KIB"))),
     Row(
         "a renamed local variable",
-        edit(FILTER, ("rules = make_rules(", "decisions = make_rules("), ("_take(record, rules,", "_take(record, decisions,")),
+        edit(FILTER, ("rules = make_rules(", "decisions = make_rules("), ("state.take(record, rules)", "state.take(record, decisions)")),
         "code",
         filters(f"{FILTER}:filter_shard"),
     ),
@@ -126,9 +129,9 @@ CODE = (
     ),
     Row(
         "a constant",
-        edit(FILTER, ("MAX_ERROR_SHARE = 0.01", "MAX_ERROR_SHARE = 0.02")),
+        edit(ACCOUNTS, ("MAX_ERROR_SHARE = 0.01", "MAX_ERROR_SHARE = 0.02")),
         "code",
-        filters(f"{FILTER}:MAX_ERROR_SHARE"),
+        filters(f"{ACCOUNTS}:MAX_ERROR_SHARE"),
     ),
     Row(
         "another library under the same name",
@@ -140,13 +143,14 @@ CODE = (
         "a renamed helper",
         rename_helper,
         "code",
-        filters(f"{FILTER}:filter_shard", f"{UNITS}:shard_index", f"{UNITS}:shard_number"),
+        filters(f"{ASSIGNMENT}:shard_units", f"{UNITS}:shard_index", f"{UNITS}:shard_number"),
     ),
     Row(
-        "a function that two jobs share",
-        edit(TOKENIZER, ('not pre.get("add_prefix_space")', "True")),
+        "a function that several jobs share",
+        edit(TOKENIZER, ("start == 3 for _, (start, _)", "start > 2 for _, (start, _)")),
         "code",
-        dict.fromkeys(("tokenizer", "train", "whole"), (f"{TOKENIZER}:load_tokenizer",)),
+        # Rules may count tokens, so whoever applies rules reaches it too.
+        dict.fromkeys(("tokenizer", "train", "whole", "filtered", "dev_filtered"), (f"{TOKENIZER}:_splittable",)),
     ),
     Row(
         "a validator of a configuration",
@@ -355,9 +359,9 @@ DATA = (
     ),
     Row(
         "an input that housekeeping deleted, and other code",
-        gone("filtered", then=edit(FILTER, ("MAX_ERROR_SHARE = 0.01", "MAX_ERROR_SHARE = 0.02"))),
+        gone("filtered", then=edit(ACCOUNTS, ("MAX_ERROR_SHARE = 0.01", "MAX_ERROR_SHARE = 0.02"))),
         "code",
-        filters(f"{FILTER}:MAX_ERROR_SHARE"),
+        filters(f"{ACCOUNTS}:MAX_ERROR_SHARE"),
     ),
     Row("an input of which no trace is left", gone("filtered", erase=True)),
     # Its record is gone, so the field can't be named; that something differs can, by the fingerprint that was read.

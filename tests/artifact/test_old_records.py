@@ -15,10 +15,12 @@ import pytest
 
 from marin_assets.builder import Builder, QuietEvents
 from marin_assets.launch import Handle, InlineLauncher, Launcher
+from marin_assets.launch.contract import NOTHING_SPECIAL
 from marin_core import experiment as lab
 from marin_core.artifact import ArtifactGraph, ArtifactId, Record, Store
 from marin_core.artifact.drift import Difference, DriftFinder
 from marin_core.artifact.job import JobSpec
+from marin_core.artifact.step import Resources
 from marin_core.artifact.store import committed_at
 from marin_core.errors import DataError
 from tests.artifact.small_lab import write_documents
@@ -54,7 +56,7 @@ def declared(folder: Path, characters: int = 40) -> ArtifactGraph:
 class RefusingLauncher(InlineLauncher):
     """Fails the test if anything is started."""
 
-    def submit(self, name: str, spec: JobSpec, environment: Mapping[str, str]) -> Handle:
+    def submit(self, name: str, spec: JobSpec, environment: Mapping[str, str], resources: Resources = NOTHING_SPECIAL) -> Handle:
         raise AssertionError(f"{spec.id} was built")
 
 

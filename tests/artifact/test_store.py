@@ -187,7 +187,7 @@ def with_payload(store: Store, folder: Path, **content: bytes) -> Record:
     if store.is_local:
         stamps = {f"deep/{path.name}": local_state(path).stamp for path in paths}
     else:
-        stamps = {name: state.stamp for name, state in store.upload(folder, A, 1).items()}
+        stamps = {name: state.stamp for name, state in store.upload(folder, A, "attempt-1").items()}
     files = tuple(
         File(path=f"deep/{path.name}", size=path.stat().st_size, sha256=file_sha256(path), stamp=stamps[f"deep/{path.name}"])
         for path in paths
@@ -209,6 +209,21 @@ def test_a_payload_travels_and_is_checked_on_the_way(store: Store, tmp_path: Pat
     store.objects.replace(f"{A.path}/attempt-1/deep/data", b"PAYLOAD")
     with pytest.raises(DataError, match="another content"):
         store.download(built, tmp_path / "again")
+
+
+def test_an_upload_sends_what_is_missing_and_leaves_nothing_else(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "built"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "same").write_bytes(b"1")
+    (folder / "changed").write_bytes(b"2")
+    store.objects.replace(f"{A.path}/attempt-1/gone", b"3")
+    first = store.upload(folder, A, "attempt-1")
+    (folder / "changed").write_bytes(b"4")
+    second = store.upload(folder, A, "attempt-1")
+    assert set(first) == set(second) == {"deep/same", "changed"}
+    assert store.objects.read(f"{A.path}/attempt-1/changed") == b"4"
+    if second["changed"].md5:  # the store says what it has
+        assert second["deep/same"] == first["deep/same"]
 
 
 @pytest.mark.parametrize(("damage", "named"), [("gone", "gone"), ("cut", "3 bytes instead of 7"), ("changed", "another content")])
@@ -247,7 +262,7 @@ def test_a_heartbeat_keeps_a_lease_and_hears_of_its_loss(store: Store) -> None:
             seen.add(store.last_beat(A, 1))
             assert not watch.expired()
         store.close(A, 1, lost())
-        assert heard.wait(timeout=30)
+        assert heard.wait(timeout=300)
         assert heartbeat.lost == lost()
     silent = LeaseWatch(store, A, 1, lease_seconds=0.1)
     while not silent.expired():

@@ -47,8 +47,8 @@ from marin_core.artifact.job import JobSpec
 from marin_core.artifact.store import META
 from marin_core.errors import MarinError
 from marin_core.experiment import LocalFiles, MinCharacters, filtered, raw_source
-from marin_core.experiment.data import tokenized, tokenizer
 from marin_core.experiment.existing import adopted, summary
+from marin_core.experiment.tokens import tokenized, tokenizer
 from tests.storage.gcs import FakeGcs
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -117,7 +117,7 @@ class Zygote:
         # Python warns of forking with threads; the one that is there is the memory allocator's, which knows about forks.
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.faults.drill", "--zygote", self.address]
         self._process = subprocess.Popen(command, cwd=PROJECT, env=self._environment, stdin=subprocess.PIPE)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not Path(self.address).exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.close()
@@ -142,7 +142,7 @@ class Zygote:
         """Exit code (negative: the signal) of every process that has ended so far."""
         return {int(pid): code for pid, code in _ask_zygote(self.address, {"ask": "ended"}).items()}
 
-    def wait(self, pids: Iterable[int], timeout_seconds: float = 120) -> list[int]:
+    def wait(self, pids: Iterable[int], timeout_seconds: float = 300) -> list[int]:
         """Exit codes of processes once they have all ended."""
         wanted = list(pids)
         deadline = time.monotonic() + timeout_seconds

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta, tzinfo
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -79,11 +80,13 @@ def run_job(
 
     shift_clocks(clock_shift_seconds)
     progress = JobReporter.progress
+    steps = count(1)
 
     def step(self: JobReporter, done: int, total: int, unit: str) -> None:
         progress(self, done, total, unit)
-        print(f"step {done}", flush=True)
-        if stop_at == "building" and done == 1:
+        number = next(steps)
+        print(f"step {number}", flush=True)
+        if stop_at == "building" and number == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(step_seconds)
 
@@ -264,7 +267,7 @@ class Place:
     def start(self, order: BuilderOrder, call: str = "tests.faults.drill:run_builder", **arguments: Any) -> int:
         return self.zygote.spawn(call, {**arguments, **asdict(order)}, Path(f"{order.result}.log"))
 
-    def finish(self, pid: int, order: BuilderOrder, timeout_seconds: float = 120) -> dict[str, Any]:
+    def finish(self, pid: int, order: BuilderOrder, timeout_seconds: float = 300) -> dict[str, Any]:
         """What a builder built."""
         (code,) = self.zygote.wait([pid], timeout_seconds)
         assert code == 0, Path(f"{order.result}.log").read_text()
@@ -315,7 +318,7 @@ def any_place(request: pytest.FixtureRequest) -> Place:
     return found
 
 
-def wait_for[T](look: Callable[[], T | None], timeout_seconds: float = 60) -> T:
+def wait_for[T](look: Callable[[], T | None], timeout_seconds: float = 300) -> T:
     """What is seen once there is something to see."""
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -446,7 +449,7 @@ def test_neither_wrong_clocks_nor_slow_stores_give_up_a_living_builder_and_the_d
     place: Place, digests: dict[str, tuple[str, str]]
 ) -> None:
     """Six pairs of builders on two hosts at once: a holder that needs twice as long as its lease, and one that waits for it."""
-    lease_seconds, slow = 5.0, {"step_seconds": 1.4}
+    lease_seconds, slow = 8.0, {"step_seconds": 2.2}
     cases: dict[str, tuple[float, dict[str, Any], bool]] = {
         "ahead, living": (600, slow, True),
         "behind, living": (-600, slow, True),
@@ -553,7 +556,7 @@ def test_a_heartbeat_outlives_whatever_the_store_raises(tmp_path: Path, monkeypa
 
 def test_the_lease_of_a_job_that_waits_for_its_machine_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of a cluster may hold it for longer than any lease; whoever submitted it gives the signs of life."""
-    lease_seconds = 3.0
+    lease_seconds = 6.0
     started = time.monotonic()
 
     class Queue(ForkLauncher):

@@ -95,6 +95,7 @@ def test_memory_is_what_is_kept_at_once_against_the_planned_device() -> None:
         "gb200": True,
         "h100": False,
         "h200": True,
+        "tpu_v5e": False,
         "tpu_v5p": False,
         "tpu_v6e": False,
     }

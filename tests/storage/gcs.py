@@ -94,7 +94,7 @@ class FakeGcs:
             return
         process.terminate()
         try:
-            process.wait(timeout=5)
+            process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -115,7 +115,7 @@ class FakeGcs:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-    def _answers(self, port: int, timeout_seconds: float = 20) -> bool:
+    def _answers(self, port: int, timeout_seconds: float = 120) -> bool:
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline and self._process is not None and self._process.poll() is None:
             try:
@@ -147,7 +147,7 @@ def emulator_environment(url: str) -> dict[str, str]:
 def ask(url: str, method: str, target: str, document: object = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
     """Status and body of one request that no client library and no proxy setting of the machine has a part in."""
     address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
     try:
         body = document if isinstance(document, bytes) or document is None else json.dumps(document).encode()
         connection.request(method, target, body, {"Content-Type": "application/json", **(headers or {})})

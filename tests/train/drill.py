@@ -34,7 +34,7 @@ from marin_assets.launch import InlineLauncher, LocalLauncher
 from marin_core.artifact import ArtifactGraph, ArtifactStep, Record, Resources, Store
 from marin_core.data.batch import Batch
 from marin_core.errors import ExitCode, MarinError
-from marin_core.experiment.data import mixture
+from marin_core.experiment.tokens import mixture
 from marin_core.experiment.training import train_lm
 from marin_core.model.config import MoEConfig
 from marin_core.model.presets import moe_tiny
@@ -511,12 +511,12 @@ class Talking(QuietEvents):
         self.warnings.append(message)
 
 
-@incident("store answers 500 for a minute, while a finished run is uploaded", "the upload is tried again until it is through")
+@incident("store answers 500 for a minute, while a checkpoint is sent", "it is tried again until it is through")
 def store_fails_for_a_minute(stage: Stage, folder: Path, seen: Evidence) -> tuple[str, int]:
     lab, began = stage.lab, list[float]()
 
     def broken(request: Request) -> bool:
-        if not began and request.is_upload and "/attempt-" in request.name:
+        if not began and request.is_upload and "/checkpoints/" in request.name:
             began.append(time.monotonic())
         return bool(began) and time.monotonic() - began[0] < 60
 

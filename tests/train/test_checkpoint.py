@@ -14,12 +14,16 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
+from marin_core.artifact.objects import LocalObjects
 from marin_core.errors import ConfigError, InfrastructureError
 from marin_core.model.mesh import make_mesh
 from marin_core.report import SilentReporter
+from marin_core.train.checkpoint import mirror as mirror_module
+from marin_core.train.checkpoint import snapshot as snapshot_module
 from marin_core.train.checkpoint import store as store_module
 from marin_core.train.checkpoint.config import CheckpointPolicy
 from marin_core.train.checkpoint.metadata import METADATA_FILE, CheckpointMetadata
+from marin_core.train.checkpoint.mirror import Mirror
 from marin_core.train.checkpoint.store import CheckpointStore, flatten
 
 POLICY = CheckpointPolicy(permanent_every_steps=4)
@@ -137,7 +141,7 @@ def test_a_state_returns_bit_for_bit_onto_another_mesh(shapes: tuple[tuple[int, 
 
 def test_a_step_may_take_over_the_state_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large arrays are copied, small ones aliased: what was saved is what was there, and the copy's memory is used again."""
-    monkeypatch.setattr(store_module, "HOST_BYTES", 1024)
+    monkeypatch.setattr(snapshot_module, "HOST_BYTES", 1024)
     change = jax.jit(lambda given: jax.tree.map(lambda leaf: leaf * 2 + 1, given), donate_argnums=0)
     numbers, addresses = state(3), set()
     with CheckpointStore(tmp_path, POLICY) as store:
@@ -356,3 +360,50 @@ def test_a_save_that_fails_is_told_at_the_next_wait_and_the_one_before_stays(cop
         assert not (copied / "checkpoints" / "10").exists()
         store.save(11, state(11), temporary=True)
     assert CheckpointStore(copied).steps() == [4, 8, 11]
+
+
+# In a bucket too --------------------------------------------------------------------------------------------------------
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_whatever_becomes_of_checkpoints_becomes_of_their_copies(tmp_path: Path) -> None:
+    run_dir, bucket = tmp_path / "run", tmp_path / "bucket"
+    run_dir.mkdir()
+    (run_dir / "run.json").write_text("{}")
+    with CheckpointStore(run_dir, POLICY, mirror=Mirror(LocalObjects(bucket), "attempt-1")) as store:
+        for step in (4, 5, 6, 8, 9):
+            store.save(step, state(step), temporary=step % 4 > 0)
+            store.wait()
+            assert tree(bucket / "attempt-1") == tree(run_dir)
+            if step == 5:
+                store.hold(5, "a cut-over may return to it")
+                assert (bucket / "attempt-1/checkpoints/5/held").exists()
+        assert store.steps() == [4, 5, 8, 9]
+        store.release(5)
+        store.delete(8)
+        assert tree(bucket / "attempt-1") == tree(run_dir)
+    victim = max((run_dir / "checkpoints/9/state").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+    victim.write_bytes(bytes(victim.stat().st_size))
+    with CheckpointStore(run_dir, POLICY, mirror=Mirror(LocalObjects(bucket), "attempt-1")) as store:
+        assert_same(store.restore_newest(abstract(), Listener()), state(5))
+    assert (bucket / "attempt-1/unreadable/9/metadata.json").exists()
+    assert tree(bucket / "attempt-1") == tree(run_dir)
+    fetched = tmp_path / "elsewhere"
+    Mirror(LocalObjects(bucket), "attempt-1").fetch(fetched)
+    assert CheckpointStore(fetched).steps() == [4, 5]
+
+
+def test_a_save_that_the_bucket_refuses_is_an_error_and_stays_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*arguments: object) -> None:
+        raise InfrastructureError("the bucket is full", advice="Make room.")
+
+    monkeypatch.setattr(mirror_module, "SHORTEST_PAUSE_SECONDS", 1e9)  # no second try
+    with CheckpointStore(tmp_path / "run", POLICY, mirror=Mirror(LocalObjects(tmp_path), "a")) as store:
+        monkeypatch.setattr(LocalObjects, "upload", refuses)
+        store.save(4, state(4), temporary=False)
+        with pytest.raises(InfrastructureError, match=r"step 4 .* can't be saved: the bucket is full"):
+            store.wait()
+        assert_same(store.restore(4, abstract()), state(4))

@@ -27,11 +27,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from marin_core import distributed
+from marin_core.artifact.objects import LocalObjects
 from marin_core.errors import InfrastructureError
 from marin_core.model.mesh import make_mesh
 from marin_core.report import SilentReporter
 from marin_core.train.checkpoint import store as store_module
 from marin_core.train.checkpoint.config import CheckpointPolicy
+from marin_core.train.checkpoint.mirror import Mirror
 from marin_core.train.checkpoint.store import CheckpointStore
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +147,7 @@ HANGING = {
 
 
 def save_to_hanging_stores(run_dir: str) -> None:
+    jax.config.update("jax_enable_compilation_cache", False)  # it makes directories too, which aren't meant to hang
     policy = POLICY.changed(deadline_seconds=1.0)
     for step, (where, (target, hanging)) in enumerate(HANGING.items(), 2):
         with patch(target, hanging):
@@ -157,10 +160,30 @@ def save_to_hanging_stores(run_dir: str) -> None:
     # Now the process ends, with all of those threads.
 
 
+def save_to_a_bucket_that_hangs(run_dir: str, bucket: str) -> None:
+    jax.config.update("jax_enable_compilation_cache", False)
+    mirror = Mirror(LocalObjects(Path(bucket)), "attempt-1")
+    with CheckpointStore(Path(run_dir), POLICY.changed(deadline_seconds=5.0), mirror=mirror) as store:
+        with patch.object(LocalObjects, "upload", hang):
+            store.save(1, state(1), temporary=True)
+            try:
+                store.wait()
+            except InfrastructureError as error:
+                print(error.message)
+        print(store.steps())
+
+
+def test_a_bucket_that_hangs_is_one_too(tmp_path: Path) -> None:
+    first, second = told("save_to_a_bucket_that_hangs", tmp_path / "run", tmp_path / "bucket", timeout=280).splitlines()
+    assert first.startswith("The checkpoint of step 1 (1,048,580 bytes) in ")
+    assert first.endswith(" didn't finish within 5 s")
+    assert second == "[1]"  # what is on the disk is whole
+
+
 def test_a_store_that_hangs_is_an_error_by_the_deadline_and_holds_no_process(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path, POLICY) as store:
         store.save(1, state(1), temporary=True)
-    lines = told("save_to_hanging_stores", tmp_path, timeout=120).splitlines()
+    lines = told("save_to_hanging_stores", tmp_path, timeout=280).splitlines()
     assert len(lines) == len(HANGING)
     for step, (line, where) in enumerate(zip(lines, HANGING, strict=True), 2):
         assert line.startswith(f"{where}: The checkpoint of step {step} (1,048,580 bytes) in {tmp_path / 'checkpoints'} didn't ")
@@ -217,8 +240,8 @@ def save_many_times(run_dir: str) -> None:
 
 @pytest.mark.slow
 def test_fifty_saves_leave_nothing_in_memory(tmp_path: Path) -> None:
-    """Each that were kept would add 32 MiB."""
-    assert float(told("save_many_times", tmp_path)) < 48
+    """Each that were kept would add 32 MiB, fifty 1,600; what an allocator keeps for later is a few tens."""
+    assert float(told("save_many_times", tmp_path)) < 400
 
 
 def restore_within(run_dir: str, mebibytes: str) -> None:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 STEPS_A_KILL = 8
 """More than a trainer makes before it is killed, so that a run never ends before its kills do."""
 
-WAIT_SECONDS = 300
+WAIT_SECONDS = 600
 
 
 class Asked(SilentReporter):

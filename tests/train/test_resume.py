@@ -21,7 +21,7 @@ def start(run_dir: Path) -> subprocess.Popen[bytes]:
 
 def kill_once_it_has_rows(process: subprocess.Popen[bytes], run_dir: Path, rows: int) -> None:
     """SIGKILL as soon as metrics.jsonl has that many lines."""
-    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 120
+    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 300
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= rows):
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline

@@ -11,6 +11,9 @@ from marin_core.config import Config
 
 METADATA_FILE = "metadata.json"
 
+UNFINISHED_FILE = "checkpoints.unfinished"
+"""Beside the checkpoints: names the step that is being saved or removed."""
+
 HELD_FILE = "held"
 """Pins a checkpoint while it exists; says why."""
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from marin_core.errors import InfrastructureError, MarinError
+from marin_core.train.checkpoint.mirror import THREADS
 
 
 class SaveInProgress:
@@ -75,19 +76,23 @@ class SaveInProgress:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line of at most 300 characters; of one that libraries have wrapped in long ones of their own, the first cause."""
+    """An error in one line of at most 600 characters; of one that libraries have wrapped in long ones of their own, the first cause.
+
+    TensorStore names a file twice before it says what is wrong with it.
+    """
     while error.__cause__ is not None and not isinstance(error, MarinError):
         error = error.__cause__
     text = error.message if isinstance(error, MarinError) else f"{type(error).__name__}: {error}"
-    return text.splitlines()[0][:300]
+    return text.splitlines()[0][:600]
 
 
 def _let_go_of_pools() -> None:
     """Don't wait at the end of the process for threads of pools.
 
-    Orbax makes calls of the file system in asyncio's default pool, and Python joins the threads of pools when it exits, daemons or not;
-    one that hangs in such a call would hold the process for ever. There is no public way to say so.
+    Orbax makes calls of the file system in asyncio's default pool, and the run is sent to a bucket by one of our own. Python joins the
+    threads of pools when it exits, daemons or not; one that hangs in such a call would hold the process for ever. There is no public way
+    to say so.
     """
     for thread in list(concurrent.futures.thread._threads_queues):
-        if thread.name.startswith("asyncio_"):
+        if thread.name.startswith(("asyncio_", f"{THREADS}_")):
             concurrent.futures.thread._threads_queues.pop(thread, None)  # type: ignore[attr-defined]

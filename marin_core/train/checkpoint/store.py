@@ -5,13 +5,13 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from orbax.checkpoint import v1 as ocp
 
@@ -19,10 +19,11 @@ from marin_core import distributed
 from marin_core.errors import ConfigError, InfrastructureError, MarinError
 from marin_core.report import Reporter
 from marin_core.train.checkpoint.config import CheckpointPolicy
-from marin_core.train.checkpoint.digest import HOST_BYTES, finish_digests, start_digests
+from marin_core.train.checkpoint.digest import finish_digests, start_digests
 from marin_core.train.checkpoint.metadata import (
     HELD_FILE,
     METADATA_FILE,
+    UNFINISHED_FILE,
     CheckpointMetadata,
     Leaf,
     content_digest,
@@ -32,10 +33,9 @@ from marin_core.train.checkpoint.metadata import (
     release,
     write_metadata,
 )
+from marin_core.train.checkpoint.mirror import UNREADABLE, Mirror
 from marin_core.train.checkpoint.saving import SaveInProgress, describe
-
-Flat = dict[str, Any]
-"""Slash-separated path → array."""
+from marin_core.train.checkpoint.snapshot import Flat, Snapshot
 
 MODEL_PARTS = ("params", "balancer_state")
 """The fields of a state that inference needs."""
@@ -66,21 +66,30 @@ class CheckpointStore:
         run_dir: a directory that all processes share.
         policy: of a run that saves; None = leave the directory as it is, since evaluations read runs that others may be writing.
         fingerprint, source_commit: go into the metadata.
+        mirror: of the run's directory in a store that is no file system, which the first process keeps up to date: a save is done when
+            that has it.
 
     Raises:
         InfrastructureError: the directory can't be written.
     """
 
     def __init__(
-        self, run_dir: Path, policy: CheckpointPolicy | None = None, *, fingerprint: str = "", source_commit: str | None = None
+        self,
+        run_dir: Path,
+        policy: CheckpointPolicy | None = None,
+        *,
+        fingerprint: str = "",
+        source_commit: str | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs a screenful for every checkpoint.
         self.directory = run_dir / "checkpoints"
-        self._unfinished_file = run_dir / "checkpoints.unfinished"
+        self._unfinished_file = run_dir / UNFINISHED_FILE
+        self._mirror = mirror
         self._policy = policy
         self._origin: dict[str, Any] = {"fingerprint": fingerprint, "source_commit": source_commit}
         self._saving: SaveInProgress | None = None
-        self._snapshot = _Snapshot()
+        self._snapshot = Snapshot()
         if policy is not None:
             self._by_lead("open", self._open)
 
@@ -128,9 +137,11 @@ class CheckpointStore:
         flat = self._snapshot.of(flatten(state))
         size = sum(array.nbytes for array in flat.values())
         what = f"checkpoint of step {step} ({size:,} bytes) in {self.directory}"
-        describe_it = partial(self._describe, step, temporary, flat, start_digests(flat))
+        digests: Future[dict[str, Any]] = Future()
+        describe_it = partial(self._describe, step, temporary, flat, digests)
         saving = SaveInProgress(what, policy.deadline_seconds, partial(self._copy, step, flat, describe_it))
         saving.wait_until_copied()
+        digests.set_result(start_digests(flat))  # behind the copy: on a CPU the two would share its cores while the training waits
         self._saving = saving
 
     def wait(self) -> None:
@@ -223,7 +234,7 @@ class CheckpointStore:
     # The parts of a save, on its thread ---------------------------------------------------------------------------------
 
     def _copy(self, step: int, flat: Flat, describe_it: Callable[[], CheckpointMetadata]) -> Callable[[], None]:
-        path = self._path(step)
+        path, ends = self._path(step), time.monotonic() + self._writable().deadline_seconds
         if distributed.is_lead():
             self._mark_unfinished(step)
         with _context(flat, self._writable().deadline_seconds):
@@ -241,12 +252,13 @@ class CheckpointStore:
             if distributed.is_lead():
                 self._mark_unfinished(None)
                 self._remove_older(lambda metadata: metadata.is_temporary)
+                self._send(ends - time.monotonic())
             distributed.barrier(f"checkpoint {step}", self._writable().deadline_seconds)
 
         return write
 
-    def _describe(self, step: int, temporary: bool, flat: Flat, started: Mapping[str, Any]) -> CheckpointMetadata:
-        digests = finish_digests(started)
+    def _describe(self, step: int, temporary: bool, flat: Flat, started: Future[dict[str, Any]]) -> CheckpointMetadata:
+        digests = finish_digests(started.result(self._writable().deadline_seconds))
         leaves = {path: Leaf(dtype=array.dtype.name, shape=array.shape, digest=digests[path]) for path, array in flat.items()}
         sharding = next((array.sharding for array in flat.values() if isinstance(array.sharding, NamedSharding)), None)
         return CheckpointMetadata(
@@ -263,6 +275,10 @@ class CheckpointStore:
         )
 
     # The directory --------------------------------------------------------------------------------------------------------
+
+    def _send(self, seconds: float) -> None:
+        if self._mirror is not None:
+            self._mirror.update(self.directory.parent, seconds)
 
     def _open(self) -> None:
         """Clear away what interrupted saves left, and temporary checkpoints that are too old."""
@@ -317,7 +333,7 @@ class CheckpointStore:
             return None
 
         def move() -> str:
-            target = self.directory.parent / "unreadable" / str(step)
+            target = self.directory.parent / UNREADABLE / str(step)
             number = 1
             while target.exists():
                 number += 1
@@ -346,7 +362,7 @@ class CheckpointStore:
         return self._policy
 
     def _by_lead(self, what: str, action: Callable[[], Any]) -> str | None:
-        """Have the lead do it while the others wait; what it says of it, in all processes.
+        """Have the lead do it, and the store know of it, while the others wait; what it says of it, in all processes.
 
         Raises:
             InfrastructureError: in all processes, when the lead couldn't.
@@ -355,7 +371,8 @@ class CheckpointStore:
         if distributed.is_lead():
             try:
                 said = action()
-            except OSError as error:
+                self._send(self._writable().deadline_seconds)
+            except (OSError, MarinError) as error:
                 failure = describe(error)
         failure = distributed.from_lead(failure)
         if failure is not None:
@@ -375,42 +392,6 @@ class CheckpointStore:
                 raise
             if failure is not error:
                 _log.warning("While another error ended the run: %s", failure.message)
-
-
-class _Snapshot:
-    """A copy of the large arrays of a state on a CPU, in memory that is kept from one save to the next.
-
-    On accelerators Orbax copies the state to the host before the step may have it back. On a CPU that copy is an alias, and the next
-    step, which donates the state, makes XLA copy it behind the alias into fresh memory, whose pages the kernel first has to clear: four
-    times as slow as copying into memory that is warm.
-    """
-
-    def __init__(self) -> None:
-        self._kept: Flat = {}
-
-    def of(self, flat: Flat) -> Flat:
-        """The state's arrays, and on a CPU a copy of each that is large; valid until the next call."""
-        if jax.default_backend() != "cpu":
-            return flat
-        kept, self._kept = self._kept, {}
-        for path, array in flat.items():
-            if array.nbytes > HOST_BYTES:
-                old = kept.pop(path, None)
-                self._kept[path] = _copy_into(old, array) if _alike(old, array) else _copy(array)
-        return flat | self._kept
-
-
-def _alike(old: Any, new: Any) -> bool:
-    return old is not None and (old.shape, old.dtype) == (new.shape, new.dtype) and old.sharding.is_equivalent_to(new.sharding, new.ndim)
-
-
-_copy = jax.jit(jnp.copy)
-
-
-@partial(jax.jit, donate_argnums=0, keep_unused=True)
-def _copy_into(old: jax.Array, new: jax.Array) -> jax.Array:
-    """`new`, in the memory of `old`."""
-    return jnp.copy(new)
 
 
 def flatten(tree: Any) -> Flat:
