@@ -18,8 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from marin_assets.launch.contract import Handle, Observation, State
+from marin_assets.launch.contract import NOTHING_SPECIAL, Handle, Observation, State
 from marin_core.artifact.job import JobSpec
+from marin_core.artifact.step import Resources
 from marin_core.errors import ExitCode, InfrastructureError
 from marin_core.redaction import redact
 
@@ -28,6 +29,9 @@ START_TIMEOUT_SECONDS = 60.0
 
 ORPHAN_SECONDS = 2.0
 """How long to look for the process of a job whose launcher died before it could write down which it is."""
+
+REAP_SECONDS = 5.0
+"""The longest that a dead process's other threads may take to go; until then nobody is told its exit code."""
 
 CANCEL_GRACE_SECONDS = 30
 """Time to save after SIGTERM before SIGKILL."""
@@ -66,7 +70,7 @@ class LocalLauncher:
     def handle(self, name: str) -> Handle:
         return Handle(name, self._root / name)
 
-    def submit(self, name: str, spec: JobSpec, environment: Mapping[str, str]) -> Handle:
+    def submit(self, name: str, spec: JobSpec, environment: Mapping[str, str], resources: Resources = NOTHING_SPECIAL) -> Handle:
         handle = self.handle(name)
         if handle.folder.exists():
             return handle
@@ -192,7 +196,10 @@ class LocalLauncher:
 
     def _without_outcome(self, handle: Handle) -> Observation:
         child = self._children.get(handle.name)
-        code = child.returncode if child is not None else None
+        code = None
+        if child is not None:
+            with suppress(subprocess.TimeoutExpired):  # it is a zombie, which can be waited for once its last thread has gone
+                code = child.wait(REAP_SECONDS)
         if code is not None and code > 0:  # it ended before the runtime could speak: a broken installation
             return Observation(State.FAILED, code, self.logs(handle, 5))
         if code == -signal.SIGTERM:

@@ -1,0 +1,1 @@
+"""A real control plane on one machine, for tests: see `cluster.Bed`."""

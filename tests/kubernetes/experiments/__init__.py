@@ -1,0 +1,1 @@
+"""Experiments whose jobs run on the bed; loaded through MARIN_EXPERIMENTS."""
