@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 PORT := 3000
-# Two of the machine's processors run tests at a time, a file on one of them.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# Three workers on two processors, since many tests wait for processes of theirs; a file runs in one worker, the longest files first.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 30
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev test test-all test-slow test-long test-browser drill bench lint format lock clean
+.PHONY: help install demo dev test test-all test-slow test-long test-browser test-kubernetes drill bench lint format lock clean
 
 help: ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s%s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s%s\n", $$1, $$2}'
 
 install: $(INSTALLED) ## Make .venv and install the locked packages.
 
@@ -21,7 +21,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	( [ -x $(BIN)/python ] || $$PYTHON -m venv $(VENV) ) && \
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r .ci/uv.lock && \
 	( $(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements.lock || \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock ) && \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r requirements.lock ) && \
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e . && \
 	( $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true ) && touch $(INSTALLED)
 
@@ -32,26 +32,30 @@ dev: $(INSTALLED) ## Open the Dagster UI on this project, on http://127.0.0.1:30
 	@$(BIN)/marin dev --port $(PORT)
 
 test: $(INSTALLED) ## Run the default test suite.
-	@$(PYTEST) -m "not slow and not browser and not long and not drill"
+	@$(PYTEST) -m "not slow and not browser and not long and not drill and not kubernetes"
 
 test-browser: $(INSTALLED) ## Run the tests that drive the web UI in headless Chromium.
 	@$(BIN)/python -m pytest -m browser
 
 test-all: $(INSTALLED) ## Run every test, the slow ones and the browser's included, but for what takes many minutes.
-	@$(PYTEST) -m "not long and not drill"
+	@$(PYTEST) -m "not long and not drill and not kubernetes"
 
 test-slow: $(INSTALLED) ## Run what `make test` leaves out, but for what takes many minutes.
-	@$(PYTEST) -m "(slow or browser) and not long and not drill"
+	@$(PYTEST) -m "(slow or browser) and not long and not drill and not kubernetes"
 
 test-long: $(INSTALLED) ## Run the tests that take many minutes: long reference runs of balancers.
-	@$(PYTEST) --timeout 3600 -m long
+	@$(PYTEST) --timeout 3600 -m "long and not kubernetes"
+
+test-kubernetes: $(INSTALLED) ## Run the tests on a real control plane, built from Go modules the first time (26 CPU-minutes; needs Go).
+	@$(BIN)/python -m tests.kubernetes.controlplane.build
+	@$(BIN)/python -m pytest --durations 30 --timeout 900 -m "kubernetes and not long"
 
 drill: $(INSTALLED) ## Kill builders and jobs 500 times at random instants, and break trainings in a dozen ways; prints both tables.
 	@$(BIN)/python -m tests.faults.drill --kills 500 --store both
 	@$(BIN)/python -m tests.train.drill
 
 bench: $(INSTALLED) ## Measure everything beside its peers, which are installed into throwaway environments.
-	@for name in executor balance dispatch moe_step checkpoint balancers; do $(BIN)/python -m benchmarks.$$name || exit; done
+	@for name in executor balance dispatch moe_step checkpoint balancers data dedup tokenize automation orchestration launcher; do $(BIN)/python -m benchmarks.$$name || exit; done
 
 lint: $(INSTALLED) ## Check style and types.
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -59,9 +63,14 @@ lint: $(INSTALLED) ## Check style and types.
 format: $(INSTALLED) ## Format the code.
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-lock: $(INSTALLED) ## Resolve pyproject.toml anew into requirements.lock.
-	@$(BIN)/uv pip compile -q --no-config --python-version 3.12 --universal --no-strip-extras --generate-hashes \
-	  --no-emit-index-url --no-annotate --no-header --extra dev pyproject.toml -o requirements.lock
+RESOLVE := $(BIN)/uv pip compile -q --no-config --python-version 3.12 --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
+LOCKS := deploy/docker
+
+lock: $(INSTALLED) ## Resolve pyproject.toml anew into requirements.lock, and what images hold of it into deploy/docker.
+	@$(RESOLVE) --no-strip-extras --extra lab --extra dev --extra fast pyproject.toml -o requirements.lock
+	@$(RESOLVE) -c requirements.lock --extra fast pyproject.toml -o $(LOCKS)/jobs.lock
+	@for extra in cuda tpu lab; do $(RESOLVE) -c requirements.lock -c $(LOCKS)/jobs.lock --extra $$extra \
+	  $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' $(LOCKS)/jobs.lock) pyproject.toml -o $(LOCKS)/$$extra.lock || exit; done
 
 clean: ## Remove the environment and caches; artifacts in .store and runs in .dagster stay.
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -10,8 +10,8 @@ import dagster as dg
 from marin_assets.builder import Builder, BuildError, Following
 from marin_assets.keys import asset_key
 from marin_assets.lab import Lab
-from marin_assets.launch import Handle
-from marin_assets.live import LiveObservations
+from marin_assets.launch import Handle, Observation
+from marin_assets.live import LiveObservations, LiveStanding
 from marin_assets.metadata import REPRODUCED, check_results, data_version, materialization_metadata, provenance
 from marin_assets.pipes import JobMessageReader, open_job_session
 from marin_assets.reproduce import reproduce
@@ -118,10 +118,10 @@ def _serve_or_build(
         graph=graph,
         store=store,
         target=store,
-        launcher=lab.launcher(store, inline=step.resources.inline),
+        launcher=lab.open_launcher(store, inline=step.resources.inline),
         events=DagsterEvents(context, lab, artifact, inline=step.resources.inline),
         retries=lab.retries(),
-        lease_seconds=lab.lease_seconds,
+        lease_seconds=lab.lease(),
         dagster_run_id=context.run.run_id,
     )
     return builder.build(step, artifact)
@@ -159,6 +159,7 @@ class DagsterEvents:
         self._artifact = artifact
         self._inline = inline
         self._live = LiveObservations(artifact, context.log_event)
+        self._standing = LiveStanding(artifact, context.log.info, context.log_event)
         self._last_log = 0.0
 
     def info(self, message: str) -> None:
@@ -171,11 +172,11 @@ class DagsterEvents:
     def following(self, handle: Handle) -> Iterator[Following]:
         reader = JobMessageReader(handle.folder, self._receive)
         if self._inline:  # it has a log and no messages; a session and a line in the event log cost more than all of its bookkeeping
-            yield _Followed({}, reader, self._live)
+            yield _Followed({}, reader, self._live, self._standing)
             return
         with open_job_session(self._context, reader) as session:
-            self.info(f"following job {handle.name}; its folder is {handle.folder}")
-            yield _Followed(session.get_bootstrap_env_vars(), reader, self._live)
+            self.info(f"following job {handle.name}; its folder is {handle.url or handle.folder}")
+            yield _Followed(session.get_bootstrap_env_vars(), reader, self._live, self._standing)
 
     def stop_means_job(self) -> bool:
         run = self._context.instance.get_run_by_id(self._context.run.run_id)
@@ -200,11 +201,15 @@ class DagsterEvents:
 
 
 class _Followed:
-    def __init__(self, environment: Mapping[str, str], reader: JobMessageReader, live: LiveObservations) -> None:
+    def __init__(self, environment: Mapping[str, str], reader: JobMessageReader, live: LiveObservations, standing: LiveStanding) -> None:
         self.environment = environment
         self._reader = reader
         self._live = live
+        self._standing = standing
 
     def pump(self) -> None:
         self._reader.pump()
         self._live.show()
+
+    def see(self, seen: Observation) -> None:
+        self._standing.see(seen)

@@ -25,6 +25,17 @@ from marin_core.redaction import refuse_secrets
 POLL_SECONDS = 0.2
 POLL_ELSEWHERE_SECONDS = 2.0
 """Between two looks at the store for a build on another machine, which can't be watched directly."""
+MISSING_SHOWN = 20
+"""Missing inputs that an error names."""
+
+ADVICE: Mapping[FailureClass, str] = {
+    "config": "Correct the configuration where the experiment sets it, and materialize again.",
+    "data": "Repair or exclude the data that the message names, and materialize again.",
+    "bug": "Look at the log's last lines; this is a defect of the job's code.",
+    "infrastructure": "Look at the log and at the machine; materializing again goes on from what is durable.",
+    "preempted": "Materialize again when there is capacity; it goes on from what is durable.",
+}
+"""What to do about a failed job, by class."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,9 @@ class Following(Protocol):
 
     def pump(self) -> None:
         """Hand on whatever the job has said since the last call."""
+
+    def see(self, seen: Observation) -> None:
+        """Show how the job stands; called at every look."""
 
 
 _EXIT_CODES: dict[FailureClass, ExitCode] = {
@@ -195,22 +209,25 @@ class Builder:
         """Records of everything that this build reads.
 
         Raises:
-            ConfigError: naming every missing input and why its last attempt failed.
+            ConfigError: naming the missing inputs and why their last attempts failed.
         """
         wanted = [each for dep in step.deps for each in step.reads(dep, artifact.partition)]
         found = self.store.records(wanted)
-        missing = []
-        for each in wanted:
-            if found[each] is None:
-                attempts = self.store.attempts(each)
-                why = f" (attempt {attempts[-1].number}: {attempts[-1].error or attempts[-1].state})" if attempts else ""
-                missing.append(f"{each}{why}")
-        if missing:
+        lacking = [each for each in wanted if found[each] is None and not step.is_optional(each)]
+        if lacking:
+            attempted = self.store.attempted(lacking)
+            shown = sorted(lacking, key=lambda each: each not in attempted)[:MISSING_SHOWN]  # a reason says more than an absence
+            named = "; ".join(self._why_missing(each) for each in shown)
+            more = f"; and {len(lacking) - len(shown)} more" if len(lacking) > len(shown) else ""
             raise ConfigError(
-                f"{artifact} needs {len(missing)} artifacts that are not built: {'; '.join(missing)}",
+                f"{artifact} needs {len(lacking)} artifacts that are not built: {named}{more}",
                 advice="Materialize them first; for a family, backfill its missing partitions.",
             )
         return {each: record for each, record in found.items() if record is not None}
+
+    def _why_missing(self, artifact: ArtifactId) -> str:
+        attempts = self.store.attempts(artifact)
+        return f"{artifact}" + (f" (attempt {attempts[-1].number}: {attempts[-1].error or attempts[-1].state})" if attempts else "")
 
     def _claim_or_attach(self, artifact: ArtifactId, reads: Sequence[str], claims: set[str]) -> tuple[Attempt, bool]:
         """The open attempt, whoever started it, or a new one; and whether it is ours.
@@ -259,10 +276,11 @@ class Builder:
             try:
                 if submits:
                     spec = self._spec(step, artifact, attempt, inputs, handle)
-                    self.launcher.submit(attempt.claim.job, spec, following.environment)
+                    self.launcher.submit(attempt.claim.job, spec, following.environment, step.resources)
                 while not (seen := self.launcher.observe(handle)).state.final:
                     following.pump()
-                    if submits and seen.state == State.PENDING:
+                    following.see(seen)
+                    if submits and seen.is_mute:
                         waiting.beat()
                     if watch.expired():
                         self.launcher.cancel(handle)
@@ -317,7 +335,7 @@ class Builder:
         state = "lost" if seen.state == State.VANISHED else "failed"
         if seen.state == State.SUCCEEDED:
             seen = Observation(State.FAILED, int(ExitCode.BUG), "the job ended without a record, which is a bug in it")
-        return self.target.close(artifact, attempt.number, _end(state, seen, str(handle.folder / "log")))
+        return self.target.close(artifact, attempt.number, _end(state, seen, handle.log))
 
     def _spec(
         self, step: ArtifactStep, artifact: ArtifactId, attempt: Attempt, inputs: Mapping[ArtifactId, Record], handle: Handle
@@ -336,27 +354,23 @@ class Builder:
             attempt=attempt.number,
             scratch=str(handle.folder),
             lease_seconds=self.lease_seconds,
-            dagster_run_id=self.dagster_run_id,
+            dagster_run_id=attempt.claim.dagster_run_id,
             keep_days=step.keep_days,
+            base=None if step.base is None else step.base.version,
             processes=step.resources.processes,
             devices_per_process=step.resources.devices_per_process,
         )
 
     def _failed(self, artifact: ArtifactId, attempt: Attempt, end: End) -> BuildError:
         handle = self.launcher.handle(attempt.claim.job)
-        advice = {
-            "config": "Correct the configuration where the experiment sets it, and materialize again.",
-            "data": "Repair or exclude the data that the message names, and materialize again.",
-            "infrastructure": "Look at the log and at the machine; materializing again goes on from what is durable.",
-            "preempted": "Materialize again when there is capacity; it goes on from what is durable.",
-        }.get(end.failure or "", "Look at the log's last lines; this is a defect of the job's code.")
+        failure = end.failure or "infrastructure"
         return BuildError(
             f"{artifact}, attempt {attempt.number}: {end.error or end.state}",
-            advice=advice,
+            advice=ADVICE[failure],
             attempt=attempt.number,
-            failure=end.failure or "infrastructure",
+            failure=failure,
             exit_code=end.exit_code,
-            log=end.log or str(handle.folder / "log"),
+            log=end.log or handle.log,
             log_tail=self.launcher.logs(handle, tail_lines=40),
         )
 
@@ -373,7 +387,7 @@ def _end(state: Any, seen: Observation, log: str | None) -> End:
     return End(
         state=state,
         ended_at=datetime.now(UTC).isoformat(),
-        failure=failure_class(seen.exit_code) if seen.state != State.PREEMPTED else "preempted",
+        failure=seen.failure or (failure_class(seen.exit_code) if seen.state != State.PREEMPTED else "preempted"),
         exit_code=seen.exit_code,
         error=seen.reason,
         log=log,
@@ -394,6 +408,8 @@ class QuietEvents:
         yield self
 
     def pump(self) -> None: ...
+
+    def see(self, seen: Observation) -> None: ...
 
     def stop_means_job(self) -> bool:
         return True

@@ -6,10 +6,16 @@ from typing import Any
 
 import dagster as dg
 
+from marin_assets.automation.cluster import cluster_sensors
+from marin_assets.automation.desk import Clock, refuse_collisions, utc_now
+from marin_assets.automation.mix import mix_asset, mix_automation
+from marin_assets.automation.sensors import lab_sensors
 from marin_assets.build import BuildConfig, build_asset
 from marin_assets.keys import asset_key
 from marin_assets.lab import Lab, default_prefix
+from marin_assets.launch.kubernetes import require_places
 from marin_assets.metadata import DRIFT, REPRODUCED
+from marin_assets.place import LOCAL, default_launcher
 from marin_assets.reproduce_job import reproduce_job
 from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, CheckDeclaration
 from marin_core.artifact.drift import job_code
@@ -19,13 +25,20 @@ FRAMES_PER_ASSET = 10
 """Frames of Dagster's recursion for each asset of a chain, and some to spare."""
 
 
-def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
-    """All assets of some experiments, a backfill job for each family, and the lab's resource.
+def build_definitions(experiments: Sequence[Experiment], clock: Clock = utc_now) -> dg.Definitions:
+    """All assets of some experiments, a backfill job for each family, what publishes their mixes, the sensors, and the lab's resource.
+
+    Args:
+        clock: of the mixes' publishers and of the sensors.
 
     Raises:
-        ConfigError: if two experiments declare one `name@version` differently.
+        ConfigError: if two experiments declare one `name@version` differently, or mixes that would lie in one place, or a job that
+            has no place on this deployment's cluster.
     """
     graph = ArtifactGraph(target for experiment in experiments for target in experiment.targets)
+    launcher = default_launcher()
+    if launcher != LOCAL:
+        require_places(launcher, graph)
     _allow_depth(graph.depth)
     members = {
         experiment.name: {step.id for step in graph.upstream([graph[target.id] for target in experiment.targets])}
@@ -37,10 +50,17 @@ def build_definitions(experiments: Sequence[Experiment]) -> dg.Definitions:
             users.setdefault(artifact, []).append(name)
     versions = code_versions(graph)
     assets = [artifact_asset(graph, step, versions[step.id], experiments=users[step.id]) for step in graph]
+    mixes = refuse_collisions([mix for experiment in experiments for mix in experiment.published], graph)
+    publishers = {name: [experiment.name for experiment in experiments if mix in experiment.published] for name, mix in mixes.items()}
+    assets += [mix_asset(mix, graph, publishers[name], clock) for name, mix in mixes.items()]
+    automation = [mix_automation(mix, graph, clock) for mix in mixes.values()]
+    families = dict(zip(family_job_names(graph), family_jobs(graph), strict=True))
     return dg.Definitions(
         assets=assets,
-        jobs=[*family_jobs(graph), reproduce_job(graph)],
-        resources={"lab": Lab(prefix=default_prefix())},
+        jobs=[*families.values(), reproduce_job(graph), *(job for job, _, _ in automation)],
+        schedules=[schedule for _, schedule, _ in automation],
+        sensors=[*(sensor for _, _, sensor in automation), *lab_sensors(graph, families, clock), *cluster_sensors(launcher)],
+        resources={"lab": Lab(prefix=default_prefix(), launcher=launcher)},
         executor=dg.in_process_executor,
     )
 
@@ -106,26 +126,44 @@ def artifact_asset(graph: ArtifactGraph, step: ArtifactStep, code_version: str, 
 
 
 def family_jobs(graph: ArtifactGraph) -> list[Any]:
-    """A partitioned job for each family, for `dagster job backfill`, named after what it does: `filter_python_code`.
+    """A partitioned job for each family, for `dagster job backfill` and for sensors."""
+    return [
+        dg.define_asset_job(name, selection=[asset_key(family)], description=f"Build partitions of {family}: {graph[family].description}")
+        for family, name in family_job_names(graph).items()
+    ]
 
-    Where two versions of one family are declared, both jobs carry the version: `filter_python_code_v1`, `filter_python_code_v2`.
+
+def family_job_names(graph: ArtifactGraph) -> dict[ArtifactId, str]:
+    """The job of each family, named after what it does: `filter_python_code`.
+
+    Where two versions of one family are declared, both jobs carry the version: `filter_python_code_v1`, `filter_python_code_v2`. Where
+    `documents/python_code` is made by the same job as `filtered/python_code`, it is `filter_documents_python_code`.
     """
     named: dict[str, list[ArtifactStep]] = {}
     for step in graph:
         if step.partitions:
             named.setdefault("_".join([step.job, *step.name.split("/")[1:]]), []).append(step)
-    return [
-        dg.define_asset_job(
-            name if len(steps) == 1 else f"{name}_{step.version.replace('.', '_')}",
-            selection=[asset_key(step.id)],
-            description=f"Build partitions of {step.id}: {step.description}",
-        )
-        for name, steps in named.items()
-        for step in steps
-    ]
+    return {step.id: _job_name(name, step, steps) for name, steps in named.items() for step in steps}
+
+
+def _job_name(name: str, step: ArtifactStep, namesakes: Sequence[ArtifactStep]) -> str:
+    """A short name if only one family wants it; among several, it is that of the one whose stage is called like the job."""
+    names = {each.name for each in namesakes}
+    called_alike = {each.name for each in namesakes if each.stage.startswith(step.job)}
+    if len(names) > 1 and called_alike != {step.name}:
+        name = "_".join([step.job, *step.name.split("/")])
+    versions = sum(each.name == step.name for each in namesakes)
+    return name if versions == 1 else f"{name}_{step.version.replace('.', '_')}"
 
 
 def _mapping(step: ArtifactStep, dep: ArtifactStep) -> dg.PartitionMapping | None:
     if not dep.partitions:
         return None
-    return dg.IdentityPartitionMapping() if dep.partitions == step.partitions else dg.AllPartitionMapping()
+    if dep is step.base:
+        return dg.StaticPartitionMapping({key: key for key in dep.partitions})
+    if dep.partitions == step.partitions:
+        return dg.IdentityPartitionMapping()
+    left_out = step.left_out(dep)
+    if left_out:
+        return dg.SpecificPartitionsPartitionMapping([key for key in dep.partitions if key not in left_out])
+    return dg.AllPartitionMapping()

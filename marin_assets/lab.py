@@ -8,7 +8,8 @@ from pydantic import PrivateAttr
 
 from marin_assets.builder import Retries
 from marin_assets.launch import InlineLauncher, Launcher, LocalLauncher
-from marin_assets.place import PREFIX_VARIABLE, PROJECT, STATE, default_prefix, jobs_folder
+from marin_assets.launch.kubernetes import CLUSTER_LEASE_SECONDS, open_kubernetes_launcher
+from marin_assets.place import LOCAL, PREFIX_VARIABLE, PROJECT, STATE, default_prefix, jobs_folder
 from marin_core.artifact import ArtifactGraph, Store
 from marin_core.artifact.drift import DriftFinder
 
@@ -20,6 +21,8 @@ class Lab(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     Attributes:
         prefix: folder or fsspec URL below which all artifacts lie.
+        launcher: where jobs run: `local`, or the profile of a Kubernetes cluster, by its path or its name in deploy/kubernetes/profiles.
+            Never part of what an artifact is.
         lease_seconds: silence of a builder after which another may take over; a builder that this machine can see is not waited for.
         infrastructure_retries: how often a build is tried again after lost processes, disks or networks.
         preemption_retries: how often a build is resumed after preemptions.
@@ -27,6 +30,7 @@ class Lab(dg.ConfigurableResource):  # type: ignore[type-arg]
     """
 
     prefix: str
+    launcher: str = LOCAL
     lease_seconds: float = 60.0
     infrastructure_retries: int = Retries.infrastructure
     preemption_retries: int = Retries.preempted
@@ -45,9 +49,15 @@ class Lab(dg.ConfigurableResource):  # type: ignore[type-arg]
     def retries(self) -> Retries:
         return Retries(self.infrastructure_retries, self.preemption_retries, self.first_retry_delay_seconds)
 
-    def launcher(self, store: Store, *, inline: bool = False) -> Launcher:
+    def lease(self) -> float:
+        """`lease_seconds`, but on a cluster no less than it takes to notice that a node is lost."""
+        return self.lease_seconds if self.launcher == LOCAL else max(self.lease_seconds, CLUSTER_LEASE_SECONDS)
+
+    def open_launcher(self, store: Store, *, inline: bool = False) -> Launcher:
         root = jobs_folder(store.prefix)
-        return InlineLauncher(root) if inline else LocalLauncher(root)
+        if inline:
+            return InlineLauncher(root)
+        return LocalLauncher(root) if self.launcher == LOCAL else open_kubernetes_launcher(self.launcher, store.prefix)
 
     def drift_finder(self, graph: ArtifactGraph, store: Store, run_id: str) -> DriftFinder:
         """One finder for a whole run, so that a chain of artifacts is judged in linear time."""

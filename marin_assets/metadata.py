@@ -157,8 +157,12 @@ def _drift_result(step: ArtifactStep, drift: Sequence[Difference]) -> dg.AssetCh
 
 
 def table(rows: Sequence[dict[str, Scalar]]) -> dg.TableMetadataValue:
-    """Rows of text and numbers as an inline table; text is escaped, since it may come from data."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    """Rows of text and numbers as an inline table; text is escaped, since it may come from data.
+
+    Columns of text come first, as they say what a row is about; records keep no order of names.
+    """
+    named = list(dict.fromkeys(name for row in rows for name in row))
+    columns = sorted(named, key=lambda name: _column_type(rows, name) != "string")
     escaped = [{name: _cell(row.get(name, "")) for name in columns} for row in rows]
     return dg.MetadataValue.table(
         records=[dg.TableRecord(row) for row in escaped],

@@ -34,11 +34,14 @@ class JobMessageReader(dg.PipesMessageReader):
         self._log = _Tail(folder / "log")
         self._on_message = on_message
         self._handler: PipesMessageHandler | None = None
+        self._closed: Any = None
 
     @contextmanager
     def read_messages(self, handler: PipesMessageHandler) -> Iterator[PipesParams]:
         self._handler = handler
         yield {"path": str(self._messages.path)}
+        if self._closed is not None:
+            handler.handle_message(self._closed)
 
     def pump(self) -> None:
         """Handle everything that arrived since the last call; the job's log goes to stdout, which the UI keeps per step.
@@ -58,6 +61,10 @@ class JobMessageReader(dg.PipesMessageReader):
             except ValueError:  # a full disk took half of a message, and the next one stands on the same line
                 sys.stdout.write(f"a message of the job can't be read, its {len(line)} characters begin with {line[:80]!r}\n")
                 continue
+            if message.get("method") == "closed":  # until the end: a cluster may start the job again, and then it goes on speaking
+                self._closed = message
+                continue
+            self._closed = None
             if message.get("method") == "report_custom_message":
                 self._on_message(message["params"]["payload"])
             else:

@@ -51,10 +51,10 @@ def reproduce(
             graph=graph,
             store=store,
             target=shadow,
-            launcher=lab.launcher(shadow, inline=step.resources.inline),
+            launcher=lab.open_launcher(shadow, inline=step.resources.inline),
             events=events or QuietEvents(),
             retries=lab.retries(),
-            lease_seconds=lab.lease_seconds,
+            lease_seconds=lab.lease(),
             dagster_run_id=dagster_run_id,
         )
         rebuilt, _ = builder.build(step, artifact)

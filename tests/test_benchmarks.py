@@ -26,12 +26,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_the_file_says_what_was_measured_on_which_machine(written: Any) -> None:
     assert written.keys() == {"machine", "versions", "rows"}
     assert len(written["machine"]["load_average"]) == 3
     assert {"python", "dagster"} <= written["versions"].keys()
 
 
+@pytest.mark.slow
 def test_every_row_has_a_number_of_ours_and_a_reason_for_the_missing_peer(written: Any) -> None:
     assert all(row.keys() == KEYS for row in written["rows"])
     here = [row for row in written["rows"] if row["peer_name"] == "Dagster's SQLite storage"]
@@ -42,6 +44,7 @@ def test_every_row_has_a_number_of_ours_and_a_reason_for_the_missing_peer(writte
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.slow
 def test_steps_graphs_and_definitions_are_all_measured(written: Any) -> None:
     ours = {row["measure"]: row["ours"] for row in written["rows"]}
     assert {
@@ -61,6 +64,7 @@ def test_steps_graphs_and_definitions_are_all_measured(written: Any) -> None:
     assert ours["deepest chain planned, all there"] == 8
 
 
+@pytest.mark.slow
 def test_a_step_is_more_than_our_share_of_it_and_more_than_dagsters(written: Any) -> None:
     ours = {row["measure"]: row["ours"] for row in written["rows"]}
     assert 0 < ours["independent step, cold: ours, CPU"] < ours["independent step, cold, CPU"]

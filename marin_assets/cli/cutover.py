@@ -21,7 +21,7 @@ from marin_core.artifact import ArtifactGraph, ArtifactId, ArtifactStep, Attempt
 from marin_core.artifact.canonical import FieldNotes, value_differences
 from marin_core.artifact.drift import DriftFinder
 from marin_core.artifact.record import config_differences
-from marin_core.artifact.store import local_path
+from marin_core.artifact.store import local_path, standing_output
 from marin_core.errors import ConfigError, ExitCode, InfrastructureError
 from marin_core.experiment.jobs import AdoptJob, TrainJob
 from marin_core.train.cutover.compare import Comparison, Thresholds, compare
@@ -274,7 +274,8 @@ def _run_folder(store: Store, run: ArtifactId) -> Path | None:
     if record is not None:
         return store.payload_path(record)
     folders = [store.output_path(run, attempt.number) for attempt in reversed(store.attempts(run))]
-    return next((folder for folder in folders if folder is not None and (folder / METRICS_FILE).exists()), None)
+    standing = [standing_output(folder) for folder in folders if folder is not None]
+    return next((folder for folder in standing if (folder / METRICS_FILE).exists()), None)
 
 
 # launch ----------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from marin_assets.cli import gc_mixes
+from marin_assets.cli.gc_mixes import MixLeftovers
 from marin_assets.cli.main import Commands, Common
 from marin_assets.cli.output import add_row, console, new_table, print_json, size, styled
 from marin_assets.cli.targets import Declared, declared, open_store
@@ -29,8 +31,8 @@ def add_command(commands: Commands, common: Common) -> None:
         parents=[common.output],
         help="show who holds how much of the store, and delete what nobody needs",
         description="Show who holds how much of the store and what of it could be deleted: what closed attempts left behind, temporary "
-        "artifacts past their days (keep_days), folders of finished jobs, and old reproductions. What a committed record refers to, and "
-        "what a build under way reads, is never deleted. Without --delete nothing is.",
+        "artifacts past their days (keep_days), folders of finished jobs, old reproductions, and commits of declared mixes that were never "
+        "published. What a committed record refers to, and what a build under way reads, is never deleted. Without --delete nothing is.",
     )
     parser.add_argument(
         "--unreferenced", action="store_true", help="also committed artifacts that no experiment declares and no record refers to"
@@ -65,20 +67,24 @@ def run(options: argparse.Namespace) -> int:
     store = open_store()
     rules = Rules(unreferenced=options.unreferenced, older_than_days=options.older_than, jobs_days=options.jobs_days)
     with console(stderr=True).status("looking at everything in the store"):
-        plan = _plan(store, declared(), rules)
+        known = declared()
+        plan = _plan(store, known, rules)
+        mixes = gc_mixes.find(known, store, plan.made_at)
     if not options.json:
         _print_survey(console(), store, plan.survey)
         _print_plan(console(), plan)
+        gc_mixes.print_found(console(), mixes)
     outcome = None
-    if options.delete and (plan.items or plan.returning):
-        if not options.yes and not _agreed(plan):
+    if options.delete and (plan.items or plan.returning or any(mix.leftovers for mix in mixes)):
+        if not options.yes and not _agreed(plan, mixes):
             console().print("nothing was deleted")
             return ExitCode.DONE
-        outcome = _delete(plan, store)
+        outcome, mixes = _delete(plan, store), gc_mixes.delete(mixes)
         if not options.json:
             _print_outcome(console(), outcome)
+            gc_mixes.print_deleted(console(), mixes)
     if options.json:
-        print_json(_document(store, plan, outcome))
+        print_json(_document(store, plan, outcome) | {"mixes": [mix.document() for mix in mixes]})
     return ExitCode.DONE
 
 
@@ -98,8 +104,10 @@ def _plan(store: Store, known: Declared, rules: Rules) -> CleanupPlan:
     return plan_cleanup(store, known.graph, rules, now=datetime.now(UTC), experiments=experiments, jobs=jobs_folder(store.prefix))
 
 
-def _agreed(plan: CleanupPlan) -> bool:
-    console(stderr=True).print(f"Delete {len(plan.items)} folders with {size(plan.bytes)}? [y/N] ", end="")
+def _agreed(plan: CleanupPlan, mixes: Sequence[MixLeftovers]) -> bool:
+    commits = sum(len(mix.leftovers) for mix in mixes)
+    also = f" and {commits} commits with {size(sum(mix.bytes for mix in mixes))}" if commits else ""
+    console(stderr=True).print(f"Delete {len(plan.items)} folders with {size(plan.bytes)}{also}? [y/N] ", end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

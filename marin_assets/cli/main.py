@@ -14,7 +14,25 @@ from typing import NoReturn
 from marin_assets.cli.output import print_error
 from marin_core.errors import ConfigError, ExitCode, MarinError
 
-COMMANDS = ("materialize", "plan", "show", "diff", "lineage", "verify", "reproduce", "gc", "model", "cutover", "dev")
+COMMANDS = (
+    "materialize",
+    "backfill",
+    "plan",
+    "show",
+    "diff",
+    "lineage",
+    "verify",
+    "reproduce",
+    "preview",
+    "export",
+    "resolve",
+    "gc",
+    "model",
+    "cutover",
+    "mix",
+    "queue",
+    "dev",
+)
 """Modules of this folder, one a command, in the order in which the help lists them. Each has
 
 * `add_command(commands, common)`, which adds its parser, with the shared arguments that it wants as parents, and sets the default `run`;

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     outcomes = materialize(known.graph, chosen, rebuild=rebuild, workers=options.workers, console=progress)
     code = exit_code(outcomes)
     if options.json:
-        print_json({"artifacts": [_document(outcomes[artifact]) for artifact in chosen], "exit_code": code})
+        print_json({"artifacts": [outcome_document(outcomes[artifact]) for artifact in chosen], "exit_code": code})
         return code
     print_artifacts(progress, known.graph, chosen, outcomes)
     print_findings(progress, known.graph, chosen)
@@ -60,7 +60,8 @@ def exit_code(outcomes: "Mapping[ArtifactId, Outcome]") -> int:
     return min((outcome.exit_code for outcome in outcomes.values() if outcome.exit_code), default=int(ExitCode.DONE))
 
 
-def _document(outcome: "Outcome") -> dict[str, Any]:
+def outcome_document(outcome: "Outcome") -> dict[str, Any]:
+    """An outcome as `--json` has it."""
     return {
         "artifact": str(outcome.artifact),
         "state": outcome.state,

@@ -30,7 +30,7 @@ def add_command(commands: Commands, common: Common) -> None:
     parser.add_argument("preset", metavar="PRESET", help="a model of marin_core.model.presets")
     plan = parser.add_argument_group("plan")
     plan.add_argument("--mesh", metavar="RACKSxDEVICES", help="racks, and devices used in each, like 11x64")
-    plan.add_argument("--device", metavar="NAME", help="gb200, h100, h200, tpu_v5p or tpu_v6e")
+    plan.add_argument("--device", metavar="NAME", help="gb200, h100, h200, tpu_v5e, tpu_v5p or tpu_v6e")
     plan.add_argument("--batch", type=positive, metavar="N", help=f"sequences of a step (default {SEQUENCES_PER_DEVICE} a device)")
     plan.add_argument("--sequence", type=positive, metavar="N", help="tokens of a sequence (default: the model's longest context)")
     plan.add_argument("--microbatches", type=positive, metavar="N", default=1, help="parts of a step that run one after the other")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from marin_assets.cli.main import Commands, Common
 from marin_assets.cli.output import add_row, console, duration, new_table, plain, print_json
 from marin_assets.cli.targets import declared
+from marin_assets.place import default_launcher, default_prefix
 from marin_core.artifact.identity import ArtifactId
 from marin_core.artifact.reproduction import Reproduction
 from marin_core.errors import ExitCode, MarinError
@@ -25,11 +26,11 @@ def add_command(commands: Commands, common: Common) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from marin_assets.lab import Lab, default_prefix
+    from marin_assets.lab import Lab
     from marin_assets.reproduce import reproduce
 
     known = declared()
-    lab = Lab(prefix=default_prefix())
+    lab = Lab(prefix=default_prefix(), launcher=default_launcher())
     progress = console(stderr=True)
     results: list[Reproduction] = []
     failures: list[tuple[ArtifactId, MarinError]] = []

@@ -51,14 +51,15 @@ WORKER_GRACE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one artifact: served (it was committed already), built, failed, or not started for want of an input.
+    """What became of one artifact: served (it was committed already), built, failed, not started for want of an input,
+    or requested of a daemon.
 
     Attributes:
         exit_code: class of a failure, as jobs exit.
     """
 
     artifact: ArtifactId
-    state: Literal["served", "built", "failed", "not started"]
+    state: Literal["served", "built", "failed", "not started", "requested"]
     seconds: float = 0.0
     error: str = ""
     exit_code: int = int(ExitCode.DONE)
@@ -151,26 +152,34 @@ def _run_all(
                         advice="Run the same command again; it attaches to jobs that are still running.",
                     ) from error
                 yield outcome
+                over = [artifact]
                 if outcome.error:
-                    yield from _not_started(artifact, consumers, waiting)
-                    continue
-                for consumer in consumers.get(artifact, ()):
-                    reads = waiting.get(consumer, set())  # a consumer that won't be started waits no more
-                    reads.discard(artifact)
-                    if consumer in waiting and not reads:
-                        ready.append(consumer)
+                    stopped = _stopped_by(graph, artifact, consumers, waiting)
+                    yield from (Outcome(each, "not started", error="something upstream failed") for each in stopped)
+                    over += stopped
+                for source in over:
+                    for consumer in consumers.get(source, ()):
+                        reads = waiting.get(consumer, set())  # a consumer that won't be started waits no more
+                        if source in reads:
+                            reads.remove(source)
+                            if not reads:
+                                ready.append(consumer)
 
 
-def _not_started(
-    failed: ArtifactId, consumers: Mapping[ArtifactId, Sequence[ArtifactId]], waiting: dict[ArtifactId, set[ArtifactId]]
-) -> Iterator[Outcome]:
-    """Everything downstream of a failure, taken out of what waits."""
-    stopped = [failed]
-    for source in stopped:
+def _stopped_by(
+    graph: ArtifactGraph,
+    failed: ArtifactId,
+    consumers: Mapping[ArtifactId, Sequence[ArtifactId]],
+    waiting: dict[ArtifactId, set[ArtifactId]],
+) -> list[ArtifactId]:
+    """Everything downstream of a failure that can't do without it, taken out of what waits."""
+    sources, stopped = [failed], []
+    for source in sources:
         for consumer in consumers.get(source, ()):
-            if waiting.pop(consumer, None) is not None:
+            if not graph[consumer].is_optional(source) and waiting.pop(consumer, None) is not None:
+                sources.append(consumer)
                 stopped.append(consumer)
-                yield Outcome(consumer, "not started", error="something upstream failed")
+    return stopped
 
 
 @contextmanager
@@ -238,18 +247,19 @@ def _execute(artifact: ArtifactId, rebuild: bool) -> Outcome:
     seconds = time.monotonic() - started
     if result.success:
         return Outcome(artifact, "built", seconds)
-    error = "; ".join(_failure_text(event) for event in failures) or f"Dagster run {result.run_id} failed"
-    return Outcome(artifact, "failed", seconds, error, exit_code=min((_exit_code(event) for event in failures), default=ExitCode.BUG))
+    error = "; ".join(failure_text(event) for event in failures) or f"Dagster run {result.run_id} failed"
+    return Outcome(artifact, "failed", seconds, error, exit_code=min((exit_code_of(event) for event in failures), default=ExitCode.BUG))
 
 
-def _failure_text(event: dg.DagsterEvent) -> str:
+def failure_text(event: dg.DagsterEvent) -> str:
+    """What a step's failure says."""
     data = event.step_failure_data
     if data.user_failure_data and data.user_failure_data.description:
         return data.user_failure_data.description
     return data.error.to_string() if data.error else str(event.message)
 
 
-def _exit_code(event: dg.DagsterEvent) -> int:
+def exit_code_of(event: dg.DagsterEvent) -> int:
     """The class of a step's failure; one that doesn't say is a bug."""
     data = event.step_failure_data.user_failure_data
     found = data.metadata.get("exit_code") if data else None

@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from marin_assets.factory import build_definitions
 from marin_assets.keys import asset_key
 from marin_assets.lab import Lab
 from marin_core.artifact import ArtifactId, ArtifactStep, Record, Store
+from marin_core.artifact.code import code_table
 from marin_core.experiment import experiment
 from tests.assets.fabricated import Fabricated
+from tests.faults.drill import ForkLauncher, Zygote
 
 
 @dataclass
@@ -55,10 +58,27 @@ class LabUnderTest:
         return sorted(folder.iterdir()) if folder.exists() else []
 
 
+remembered_code_table = cache(code_table)
+
+
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[LabUnderTest]:
-    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabUnderTest]:
+    """Dagster keeps its events in memory, and the project's code is read once: either took as long as everything else together."""
+    monkeypatch.setattr("marin_core.artifact.drift.code_table", remembered_code_table)
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         yield LabUnderTest(tmp_path, instance)
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    with Zygote() as zygote:
+        yield zygote
+
+
+@pytest.fixture
+def forked_jobs(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are forked from a process that has imported everything, for tests of what becomes of them and not of how they start."""
+    monkeypatch.setattr("marin_assets.lab.LocalLauncher", partial(ForkLauncher, zygote=zygote.address))
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:

@@ -34,7 +34,7 @@ def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["materialize", "nonsense"], ["nothing is called 'nonsense'", "tutorial", "raw/python_stdlib@v1"]),
+        (["materialize", "nonsense"], ["nothing is called 'nonsense'", "tutorial", " more"]),
         (["materialize", "raw/python_stdlib@v9"], ["no experiment declares raw/python_stdlib@v9", "raw/python_stdlib@v1"]),
         (["materialize", "filtered/python_code@v1/00099"], ["no partition '00099'", "00000"]),
         (["materialize", "raw/python_stdlib@v1/00000"], ["no partition '00000'", "no family"]),
@@ -190,7 +190,7 @@ def in_group(process: psutil.Process, group: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupt_ends_the_command_its_workers_and_the_job(sign: signal.Signals, tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     environment = {**os.environ, "MARIN_PREFIX": store.prefix, "DAGSTER_HOME": str(tmp_path)}
@@ -202,16 +202,16 @@ def test_an_interrupt_ends_the_command_its_workers_and_the_job(sign: signal.Sign
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list((tmp_path / "store" / ".jobs").glob("*/messages")) and time.monotonic() < deadline:
         time.sleep(0.01)
     command.send_signal(sign)
-    command.communicate(timeout=60)
+    command.communicate(timeout=300)
     assert command.returncode == 130
     artifact = ArtifactId("raw/python_stdlib", "v1")
     assert store.record(artifact) is None
     left = [process for process in psutil.process_iter() if in_group(process, command.pid)]
-    _, alive = psutil.wait_procs(left, timeout=20)  # helpers of multiprocessing end when they notice
+    _, alive = psutil.wait_procs(left, timeout=120)  # helpers of multiprocessing end when they notice
     assert [process for process in alive if in_group(process, command.pid)] == []
     (folder,) = (tmp_path / "store" / ".jobs").glob("m-*")
     assert (folder / "outcome.json").exists()

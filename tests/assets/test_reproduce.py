@@ -12,6 +12,8 @@ from marin_core.errors import ConfigError
 from marin_core.experiment import LocalFiles, MinCharacters, filtered, raw_source, summary
 from tests.assets.conftest import LabUnderTest, prose, write_documents
 
+pytestmark = pytest.mark.usefixtures("forked_jobs")
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:

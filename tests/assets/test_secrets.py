@@ -1,11 +1,14 @@
 """Secrets of the environment stay there: not in records, specs, logs, attempts, events."""
 
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from marin_core.experiment import LocalFiles, MinCharacters, filtered, raw_source
+from marin_core.redaction import redact, secrets_of_environment
 from tests.assets.conftest import LabUnderTest, failure, prose, write_documents
 
 SECRETS = {"WANDB_API_KEY": "planted-wandb-1f7c", "HF_TOKEN": "planted-hub-9e2d", "LAB_DB_PASSWORD": "planted-base-77aa"}
@@ -15,6 +18,13 @@ SECRETS = {"WANDB_API_KEY": "planted-wandb-1f7c", "HF_TOKEN": "planted-hub-9e2d"
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[LabUnderTest]:
+    """With Dagster's events in files."""
+    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+        yield LabUnderTest(tmp_path, instance)
 
 
 def where_planted(folder: Path) -> list[str]:
@@ -40,3 +50,13 @@ def test_nothing_that_a_build_or_its_failure_leaves_behind_holds_a_secret(lab: L
     assert "environment variable HF_TOKEN" in message
     assert not any(value in message for value in SECRETS.values())
     assert where_planted(lab.folder) == []
+
+
+def test_names_of_secrets_are_recognized_and_those_of_places_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = {"PGPASSWORD", "DB_PASSWORD", "GITHUB_TOKEN", "LAB_API_KEY", "OPENAI_APIKEY", "sentry_dsn"}
+    plain = {"PGPASSFILE", "PGUSER", "KEYBOARD", "MONKEY", "PASSWORDLESS_LOGIN"}
+    for name in secret | plain:
+        monkeypatch.setenv(name, f"value-of-{name}")
+    found = {name for value, name in secrets_of_environment().items() if value.startswith("value-of-")}
+    assert found == secret
+    assert redact("psql: value-of-PGPASSWORD@db") == "psql: [redacted PGPASSWORD]@db"

@@ -16,7 +16,7 @@ from marin_assets import sqlite
 from marin_assets.sqlite import LabEventLogStorage
 
 PROJECT = Path(__file__).resolve().parents[2]
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 300
 
 
 def write_home(folder: Path, storage: str = "LabStorage") -> Path:
@@ -119,9 +119,10 @@ def test_events_of_killed_writers_are_kept_and_seen_while_they_come(instance: dg
             complete.set()
 
     instance.watch_event_logs(run.run_id, None, see)
-    spawn = multiprocessing.get_context("spawn")
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["dagster"])
     home = str(tmp_path / "LabStorage")
-    writers = [spawn.Process(target=_report, args=(home, run.run_id, 20)) for _ in range(3)]
+    writers = [server.Process(target=_report, args=(home, run.run_id, 20)) for _ in range(3)]
     for writer in writers:
         writer.start()
     for writer in writers:

@@ -14,6 +14,8 @@ from marin_core.artifact import ArtifactStep
 from marin_core.experiment import LocalFiles, MinCharacters, experiment, filtered, raw_source, summary
 from tests.assets.conftest import LabUnderTest, checks, failure, prose, write_documents
 
+pytestmark = pytest.mark.usefixtures("forked_jobs")
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:

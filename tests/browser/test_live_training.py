@@ -11,22 +11,14 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from marin_core.artifact import ArtifactId
-from tests.browser.conftest import PATIENCE_MS
-from tests.browser.test_ui import screenshot
-from tests.integration.deployment import Deployment, running, wait_for
+from tests.browser.conftest import PATIENCE_MS, screenshot
+from tests.integration.deployment import Deployment, wait_for
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
 TRAINING = ArtifactId("checkpoints/live", "v1")
 PICTURES = ("loss", "expert_load", "load_cv", "gradient_norm", "layer_gradients")
 LEASE_SECONDS = 800.0
 """A job that is stopped gives no sign of life, and must not be taken for dead."""
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running(tmp_path_factory.mktemp("live"), "tests.browser.experiments") as deployment:
-        deployment.command("marin", "materialize", "mixtures/topics", timeout_seconds=600)
-        yield deployment
 
 
 def launch(deployment: Deployment) -> str:
@@ -86,7 +78,7 @@ def test_the_pictures_of_a_training_are_seen_while_it_trains(page: Page, deploym
         screenshot(page, deployment, "live")
         assert deployment.status(run) == "STARTED"
         assert deployment.store.record(TRAINING) is None
-    wait_for("the end of the run", lambda: deployment.status(run) == "SUCCESS" or None, timeout_seconds=500)
+    wait_for("the end of the run", lambda: deployment.status(run) == "SUCCESS" or None)
     record = deployment.store.record(TRAINING)
     assert record is not None
     assert {check.name: check.passed for check in record.checks}["healthy"]

@@ -1,28 +1,13 @@
 """What a person sees: the lineage, a loss plot and a check, read in a real browser and held against the records."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from playwright.sync_api import Page, expect
 
 from marin_core.artifact import ArtifactId
-from tests.browser.conftest import PATIENCE_MS
-from tests.integration.deployment import Deployment, running
+from tests.browser.conftest import PATIENCE_MS, screenshot
+from tests.integration.deployment import Deployment
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running(tmp_path_factory.mktemp("ui")) as deployment:
-        deployment.command("marin", "materialize", "small", timeout_seconds=600)
-        yield deployment
-
-
-def screenshot(page: Page, deployment: Deployment, name: str) -> None:
-    """Kept in the test's folder, for whoever looks into a failure."""
-    page.screenshot(path=str(Path(deployment.folder) / f"{name}.png"))
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1500)]
 
 
 def test_the_lineage_shows_every_artifact_by_name(page: Page, deployment: Deployment) -> None:

@@ -20,6 +20,7 @@ from marin_core.artifact import Store
 
 PROJECT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+EAGER = Path(__file__).parent / "eager"
 
 INSTANCE = """
 telemetry: {enabled: false}
@@ -39,7 +40,7 @@ code_servers: {local_startup_timeout: 180}
 """
 
 
-def wait_for[T](what: str, look: Callable[[], T | None], timeout_seconds: float = 240) -> T:
+def wait_for[T](what: str, look: Callable[[], T | None], timeout_seconds: float = 600) -> T:
     """Look until there is something to see."""
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
@@ -62,10 +63,10 @@ class Deployment:
             "DAGSTER_HOME": str(folder / "home"),
             "MARIN_PREFIX": self.store.prefix,
             "MARIN_EXPERIMENTS": experiments,
-            "PYTHONPATH": str(PROJECT),
+            "PYTHONPATH": f"{EAGER}{os.pathsep}{PROJECT}",
         }
 
-    def command(self, *arguments: str, timeout_seconds: float = 300) -> str:
+    def command(self, *arguments: str, timeout_seconds: float = 600) -> str:
         """Run one of the environment's commands in the project; its output, or an error with it."""
         done = subprocess.run(
             [str(BIN / arguments[0]), *arguments[1:]],
@@ -159,9 +160,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(folder: Path, experiments: str = "tests.integration.experiments") -> Iterator[Deployment]:
-    """`dagster dev` on a free port until the block ends; then every process it started is gone."""
+def running(
+    folder: Path, experiments: str = "tests.integration.experiments", environment: Mapping[str, str] | None = None
+) -> Iterator[Deployment]:
+    """`dagster dev` on a free port until the block ends; then every process it started is gone.
+
+    Args:
+        environment: more variables, for it and for all commands.
+    """
     deployment = Deployment(folder, free_port(), experiments)
+    deployment.environment |= environment or {}
     (folder / "home").mkdir()
     (folder / "home" / "dagster.yaml").write_text(INSTANCE)
     with (folder / "dagster.log").open("wb") as log:
@@ -176,10 +184,10 @@ def running(folder: Path, experiments: str = "tests.integration.experiments") ->
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
         )
     try:
-        wait_for("the webserver's answer", lambda: _answers(deployment.url), 180)
+        wait_for("the webserver's answer", lambda: _answers(deployment.url))
         yield deployment
     finally:
-        _end(process.pid)
+        end_tree(process.pid)
         process.wait(timeout=30)
 
 
@@ -191,7 +199,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _end(pid: int) -> None:
+def end_tree(pid: int) -> None:
     """The whole tree, politely and then not."""
     tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     for process in tree[:1]:

@@ -54,7 +54,7 @@ def test_asset_materialize_then_job_backfill_then_materialize_all(deployment: De
     other = Deployment(tmp_path_factory.mktemp("command_line"), 1, deployment.environment["MARIN_EXPERIMENTS"])
     (other.folder / "home").mkdir()
     (other.folder / "home" / "dagster.yaml").write_text((deployment.folder / "home" / "dagster.yaml").read_text())
-    said = other.command("marin", "materialize", "small", timeout_seconds=600)
+    said = other.command("marin", "materialize", "small")
     assert "failed" not in said
     assert digests(other.store) == digests(deployment.store)
 
@@ -62,7 +62,7 @@ def test_asset_materialize_then_job_backfill_then_materialize_all(deployment: De
 @pytest.fixture(scope="module")
 def uninterrupted(deployment: Deployment) -> tuple[str, list[str]]:
     """Digest and losses of a training that nothing disturbed."""
-    deployment.command("marin", "materialize", "checkpoints/small", timeout_seconds=600)
+    deployment.command("marin", "materialize", "checkpoints/small")
     return digests(deployment.store)[str(TRAINING)], losses(deployment)
 
 

@@ -7,7 +7,7 @@ from marin_core.artifact.step import StepContext
 from marin_core.experiment.jobs import TrainJob
 from tests.integration.experiments.small import data
 
-STEPS = 200
+STEPS = 100
 
 _run = lab.train_lm(
     "checkpoints/live",

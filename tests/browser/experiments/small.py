@@ -1,0 +1,5 @@
+"""The whole path, as the tests of tests/integration have it."""
+
+from tests.integration.experiments.small import EXPERIMENT
+
+__all__ = ["EXPERIMENT"]

@@ -1,0 +1,1 @@
+"""Experiments of tests/integration/test_backfill.py."""
