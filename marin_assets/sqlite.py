@@ -5,9 +5,11 @@ writes its whole log back. A step of an asset makes some twenty events, so that 
 `benchmarks/executor` shows both side by side. Schema, files and everything else are Dagster's: either storage reads what the other wrote.
 """
 
+import fcntl
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from dagster._core.event_api import EventHandlerFn
@@ -29,7 +31,8 @@ class LabStorage(DagsterSqliteStorage):
     """For `storage.custom` of a `dagster.yaml`: `DagsterSqliteStorage` with the event log below; same folders, same `base_dir`."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
-        super().__init__(base_dir, inst_data)
+        with _one_process_at_a_time(Path(base_dir)):
+            super().__init__(base_dir, inst_data)
         # Dagster's constructor names its own class; that one holds nothing open.
         self._event_log_storage = LabEventLogStorage(self._event_log_storage._base_dir)
 
@@ -91,6 +94,15 @@ class LabEventLogStorage(SqliteEventLogStorage):
         with self._db_lock:
             while self._engines:
                 self._engines.popitem()[1].dispose()
+
+
+@contextmanager
+def _one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """Two processes that make the tables of runs at once trip over each other in Dagster ("table runs already exists"), and one of them dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "setup.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class _Watchdog(SqliteEventLogStorageWatchdog):

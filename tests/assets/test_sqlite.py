@@ -98,6 +98,25 @@ def test_a_wiped_event_log_starts_anew(instance: dg.DagsterInstance) -> None:
     assert messages(instance, run) == ["after"]
 
 
+def _open(home: str, together: threading.Barrier) -> None:
+    together.wait(TIMEOUT_SECONDS)
+    with dg.DagsterInstance.from_config(home) as instance:
+        instance.get_runs_count()
+
+
+def test_processes_that_open_a_new_home_at_once_all_find_it_whole(tmp_path: Path) -> None:
+    home = str(write_home(tmp_path))
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["dagster"])
+    together = server.Barrier(4)
+    processes = [server.Process(target=_open, args=(home, together)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(TIMEOUT_SECONDS)
+    assert [process.exitcode for process in processes] == [0] * 4
+
+
 def _report(home: str, run_id: str, count: int) -> None:
     with dg.DagsterInstance.from_config(home) as instance:
         run = instance.get_run_by_id(run_id)

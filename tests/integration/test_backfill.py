@@ -38,7 +38,7 @@ class DaemonAlone(Deployment):
 
     def start_daemon(self) -> None:
         with (self.folder / "daemon.log").open("ab") as log:
-            started = subprocess.Popen(
+            self._daemon = subprocess.Popen(
                 [str(BIN / "dagster-daemon"), "run", "-w", "workspace.yaml"],
                 cwd=PROJECT,
                 env=self.environment,
@@ -46,7 +46,7 @@ class DaemonAlone(Deployment):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._trees.append(psutil.Process(started.pid))
+        self._trees.append(psutil.Process(self._daemon.pid))
 
     def kill_daemon(self) -> None:
         """The daemon alone, and not what it has started."""
@@ -65,6 +65,12 @@ class DaemonAlone(Deployment):
         command = [str(BIN / "marin"), "backfill", FAMILY, *arguments, "--json"]
         errors = (self.folder / "marin.log").open("a")
         return subprocess.Popen(command, cwd=PROJECT, env=self.environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+    def attempted(self, command: "subprocess.Popen[str]") -> bool:
+        """Whether a shard was tried at all; fails once nothing is left that could."""
+        for process, log in ((self._daemon, "daemon.log"), (command, "marin.log")):
+            assert process.poll() is None, (self.folder / log).read_text()
+        return any(self.states(f"{index:05d}") for index in range(SHARDS))
 
     def finished(self, command: "subprocess.Popen[str]") -> tuple[int, list[str], dict[str, str]]:
         """Exit code, backfills, and state of each shard of a command."""
@@ -113,7 +119,7 @@ def test_each_shard_is_built_once_though_the_daemon_is_killed_and_a_bad_one_fail
 
     lab.start_daemon()
     command = lab.backfill("--from", "00001", "--to", "00004")
-    wait_for("a first attempt", lambda: any(lab.states(f"{index:05d}") for index in range(1, 5)), 600)
+    wait_for("a first attempt", lambda: lab.attempted(command), 600)
     lab.kill_daemon()
     lab.start_daemon()
     code, (backfill,), states = lab.finished(command)
