@@ -4,7 +4,7 @@ import json
 import random
 import shutil
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from marin_core.redaction import refuse_secrets
 POLL_SECONDS = 0.2
 POLL_ELSEWHERE_SECONDS = 2.0
 """Between two looks at the store for a build on another machine, which can't be watched directly."""
+DAY_SECONDS = 86_400.0
 MISSING_SHOWN = 20
 """Missing inputs that an error names."""
 
@@ -40,16 +41,16 @@ ADVICE: Mapping[FailureClass, str] = {
 
 @dataclass(frozen=True)
 class Retries:
-    """How often a build is tried again, by the class of its failure; what people must repair is never tried again.
+    """How often a day a build is tried again, by the class of its failure; what people must repair is never tried again.
 
     Attributes:
-        infrastructure: tries after lost processes, disks, networks.
+        infrastructure: tries after lost processes, disks, networks within `DAY_SECONDS`: a training of months loses many nodes.
         preempted: resumptions after preemptions, which are the normal life of cheap capacity.
         first_delay_seconds: before the second try; doubled before each further one.
         longest_delay_seconds: bound of the doubling.
     """
 
-    infrastructure: int = 10
+    infrastructure: int = 20
     preempted: int = 100
     first_delay_seconds: float = 1.0
     longest_delay_seconds: float = 60.0
@@ -112,6 +113,10 @@ class BuildError(MarinError):
         self.exit_code = _EXIT_CODES[failure]  # a process that was killed has none
 
 
+type Failures = defaultdict[FailureClass, list[float]]
+"""When a build failed, by the failure's class, on a clock that only goes forwards."""
+
+
 @dataclass(frozen=True)
 class Builder:
     """Builds artifacts of one graph.
@@ -152,7 +157,7 @@ class Builder:
         inputs = self._inputs(step, artifact)
         identity = canonical_json(self.graph.identity(step)).decode() + step.config(self.store.prefix, artifact.partition).model_dump_json()
         refuse_secrets(identity, f"the configuration of {artifact}")
-        failures: Counter[FailureClass] = Counter()
+        failures: Failures = defaultdict(list)
         claims: set[str] = set()
         while True:
             try:
@@ -170,12 +175,14 @@ class Builder:
             if not self._try_again(failures, failure, f"attempt {attempt.number} of {artifact} ended ({failure}): {reason}"):
                 raise self._failed(artifact, attempt, end)
 
-    def _try_again(self, failures: Counter[FailureClass], failure: FailureClass, what: str) -> bool:
-        """Count a failure and wait before the next try; False if the budget of its class is spent."""
-        failures[failure] += 1
-        if failures[failure] > self.retries.budget(failure):
+    def _try_again(self, failures: Failures, failure: FailureClass, what: str) -> bool:
+        """Count a failure and wait before the next try; False if the day's budget of its class is spent."""
+        now = time.monotonic()
+        failures[failure] = [each for each in failures[failure] if now - each < DAY_SECONDS] + [now]
+        count = len(failures[failure])
+        if count > self.retries.budget(failure):
             return False
-        delay = self.retries.delay_seconds(failures[failure])
+        delay = self.retries.delay_seconds(count)
         self.events.warning(f"{what}; trying again in {delay:.1f} s")
         time.sleep(delay)
         return True

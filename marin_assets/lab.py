@@ -24,8 +24,8 @@ class Lab(dg.ConfigurableResource):  # type: ignore[type-arg]
         launcher: where jobs run: `local`, or the profile of a Kubernetes cluster, by its path or its name in deploy/kubernetes/profiles.
             Never part of what an artifact is.
         lease_seconds: silence of a builder after which another may take over; a builder that this machine can see is not waited for.
-        infrastructure_retries: how often a build is tried again after lost processes, disks or networks.
-        preemption_retries: how often a build is resumed after preemptions.
+        infrastructure_retries: how often a day a build is tried again after lost processes, disks or networks.
+        preemption_retries: how often a day a build is resumed after preemptions.
         first_retry_delay_seconds: before trying again; doubled each time, up to a minute.
     """
 

@@ -98,7 +98,7 @@ class LabEventLogStorage(SqliteEventLogStorage):
 
 @contextmanager
 def _one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """Two processes that make the tables of runs at once trip over each other in Dagster ("table runs already exists"), and one of them dies."""
+    """Of two processes that make the tables of runs at once one dies in Dagster ("table runs already exists")."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "setup.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -731,6 +731,25 @@ def test_budgets_of_different_classes_are_separate(place: Place) -> None:
     assert failures == ["infrastructure", "preempted", "infrastructure", "preempted", None]
 
 
+def test_a_budget_is_a_days(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of months outlives more lost nodes than a day may bring."""
+    began, waited = time.monotonic(), 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal waited
+        if seconds == building.POLL_SECONDS:
+            time.sleep(seconds)
+        else:
+            waited += building.DAY_SECONDS / 2
+
+    monkeypatch.setattr(building, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: began + waited))
+    order = place.order("a")
+    scripted = Scripted(Path(order.root), place.zygote.address, ["kill"] * 5 + [None])
+    builder = make_builder(order, place.lab.raw, retries=Retries(infrastructure=2), launcher=scripted)
+    record, _ = builder.build(place.lab.raw, RAW)
+    assert record.attempt == 6
+
+
 class Scripted(ForkLauncher):
     """Each job fails in the next of many ways."""
 

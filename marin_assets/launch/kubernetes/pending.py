@@ -53,7 +53,6 @@ class Line:
         cluster_queue: name of the ClusterQueue.
         position: of the job in it, from 1.
         head: name of the job that is first.
-        kueue_answers: whether Kueue's manager is there.
         namespace_selected: whether the ClusterQueue takes jobs of the namespace, and Kueue looks into it at all.
         queue_exists: whether the LocalQueue does.
         priority_exists: whether the WorkloadPriorityClass does.
@@ -62,7 +61,6 @@ class Line:
     cluster_queue: str | None = None
     position: int | None = None
     head: str | None = None
-    kueue_answers: bool | None = None
     namespace_selected: bool | None = None
     queue_exists: bool | None = None
     priority_exists: bool | None = None
@@ -126,7 +124,6 @@ def _silence(line: Line) -> Why:
     missing = [
         text
         for is_there, text in (
-            (line.kueue_answers, "Kueue's manager doesn't answer"),
             (line.namespace_selected, "Kueue doesn't take jobs of this namespace"),
             (line.queue_exists, "there is no such LocalQueue"),
             (line.priority_exists, "there is no such WorkloadPriorityClass"),

@@ -51,8 +51,6 @@ class Facts:
         committed: whether the artifact has its record.
         kueue: whether the cluster has it.
         line: what else is known of the queue.
-        progress_at: time of the newest sign of progress; None = there is none yet.
-        stall_seconds: without progress, after which a job counts as stalled; None = never.
     """
 
     now: float
@@ -64,8 +62,6 @@ class Facts:
     committed: bool = False
     kueue: bool = True
     line: Line = NOT_ASKED
-    progress_at: float | None = None
-    stall_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,6 @@ class Reduced:
         application_restarts: those that count towards `maxRestarts`.
         infrastructure_restarts: the others. Kueue's preemptions are neither.
         since: when it came into this phase, as far as the cluster says, in seconds since 1970.
-        stalled: it runs, and makes no progress.
     """
 
     phase: Phase
@@ -92,7 +87,6 @@ class Reduced:
     application_restarts: int = 0
     infrastructure_restarts: int = 0
     since: float | None = None
-    stalled: bool = False
 
 
 def reduce(facts: Facts) -> Reduced:
@@ -196,12 +190,12 @@ def _with_pods(facts: Facts, jobset: Json, restarts: int) -> Reduced:
     since = changed_at(told) or moment(jobset["metadata"].get("creationTimestamp"))
     if told is None:
         if all_ready:
-            return _running(facts, since)
+            return Reduced(Phase.RUNNING, since=since)
         unplaced = facts.pods and all((condition(pod, "PodScheduled") or {}).get("reason") == "Unschedulable" for pod in facts.pods)
         phase = Phase.QUEUED if unplaced else Phase.RESTARTING if restarts else Phase.STARTING
     elif told["status"] == "True":
         if all_ready or not restarts or not facts.pods:
-            return _running(facts, since)
+            return Reduced(Phase.RUNNING, since=since)
         phase = Phase.RESTARTING
     else:
         phase = Phase.STARTING if told.get("reason") == "WaitForStart" else Phase.RESTARTING
@@ -215,11 +209,3 @@ def _after_restart(facts: Facts, jobset: Json, restarts: int, found: Reduced) ->
         return found
     reason = f"after {last.reason}: {found.reason}" if found.phase == Phase.RESTARTING else found.reason
     return replace(found, reason=reason, failure=last.failure, exit_code=last.exit_code, process=last.process)
-
-
-def _running(facts: Facts, since: float | None) -> Reduced:
-    moved = max((each for each in (since, facts.progress_at) if each is not None), default=None)
-    quiet = 0.0 if moved is None else facts.now - moved
-    if facts.stall_seconds is None or quiet <= facts.stall_seconds:
-        return Reduced(Phase.RUNNING, since=since)
-    return Reduced(Phase.RUNNING, f"it runs, and has made no progress for {quiet:.0f} s", since=since, stalled=True)

@@ -110,7 +110,6 @@ def test_a_job_that_is_not_at_the_head_has_no_condition_and_hears_its_place(line
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (Line(kueue_answers=False), "Kueue's manager doesn't answer"),
         (Line(namespace_selected=False), "Kueue doesn't take jobs of this namespace"),
         (Line(queue_exists=False, priority_exists=True), "there is no such LocalQueue"),
         (Line(priority_exists=False), "there is no such WorkloadPriorityClass"),

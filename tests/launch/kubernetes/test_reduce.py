@@ -303,14 +303,6 @@ def test_an_image_that_is_not_found_may_still_come_for_ten_minutes(message: str,
     assert reduce(seen).phase == expected
 
 
-def test_a_job_that_makes_no_progress_is_told_apart_from_one_that_does() -> None:
-    running = facts(jobset(), workload(*STARTED), pods=READY, stall_seconds=30.0, progress_at=NOON + 60)
-    assert reduce(running).stalled
-    assert "no progress for 40 s" in reduce(running).reason
-    assert not reduce(facts(jobset(), workload(*STARTED), pods=READY, stall_seconds=30.0, progress_at=NOON + 80)).stalled
-    assert not reduce(facts(jobset(), workload(*STARTED), pods=READY, progress_at=NOON)).stalled
-
-
 NO_ROOM = "PodScheduled=False/Unschedulable: 0/4 nodes are available"
 
 
