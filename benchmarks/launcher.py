@@ -95,7 +95,8 @@ def rows(figures: Figures) -> list[Row]:
             for number, size in sorted(figures.followed_bytes.items())
         ),
         Row("memory of a job", growth_bytes(figures) / 2**10, GOAL_GROWTH_BYTES / 2**10, "goal", "KB"),
-        Row("memory, all followed for a while", figures.end_bytes / 2**20, figures.followed_bytes[jobs] / 2**20, "at first", "MB"),
+        Row("memory, all followed for a while", figures.warm_bytes / 2**20, figures.followed_bytes[jobs] / 2**20, "at first", "MB"),
+        Row("memory, all followed for longer", figures.end_bytes / 2**20, figures.warm_bytes / 2**20, "for a while", "MB"),
     ]
 
 

@@ -75,7 +75,8 @@ class Figures:
         submissions: of all jobs.
         settling: all jobs followed while they are new to the launcher, `settled` once they have waited for a while; counts questions.
         followed_bytes: number of followed jobs → memory of the process.
-        end_bytes: memory of the process at the end.
+        warm_bytes, end_bytes: memory of the process after `settling` and after `settled`. The first looks take more with each, since the
+            lists of two looks are there at once, and pieces of them lie between each other.
         peer_submissions, peer_looks: at one job with the plain client.
     """
 
@@ -83,6 +84,7 @@ class Figures:
     settling: Spell
     settled: Spell
     followed_bytes: Mapping[int, int]
+    warm_bytes: int
     end_bytes: int
     peer_submissions: Spell
     peer_looks: Spell
@@ -187,11 +189,12 @@ def measure(profile: str, prefix: str, jobs: int, seconds: float) -> Figures:
                 time.sleep(PAUSE_SECONDS)
             followed_bytes[mark] = memory_bytes()
         settling = measured.spell(measured.observe, seconds=seconds, a_time=jobs)
+        warm_bytes = memory_bytes()
         measured.spell(measured.observe, seconds=SETTLED_SECONDS)
         settled = measured.spell(measured.observe, seconds=seconds, a_time=jobs)
         end_bytes = memory_bytes()
         peer_submissions, peer_looks = measure_peer(measured)
-    return Figures(together(submissions), settling, settled, followed_bytes, end_bytes, peer_submissions, peer_looks)
+    return Figures(together(submissions), settling, settled, followed_bytes, warm_bytes, end_bytes, peer_submissions, peer_looks)
 
 
 def measure_peer(measured: Measured) -> tuple[Spell, Spell]:

@@ -37,7 +37,7 @@ def test_five_hundred_queued_artifacts_cost_bounded_requests_and_memory(
     bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The launcher's own process, with the rights of its account; `python -m benchmarks.launcher` prints the same figures."""
-    figures = launcher.measure(bed, tmp_path, 500, 60.0)
+    figures = launcher.measure(bed, tmp_path, 500, 180.0)
     with capsys.disabled():
         print_table(launcher.rows(figures), title="500 queued artifacts")
     assert figures.submissions.times == 500
@@ -47,4 +47,5 @@ def test_five_hundred_queued_artifacts_cost_bounded_requests_and_memory(
         assert spell.looks >= 1
         assert 60 * sum(spell.requests.values()) / spell.seconds <= launcher.GOAL_REQUESTS
     assert launcher.growth_bytes(figures) <= launcher.GOAL_GROWTH_BYTES
-    assert figures.end_bytes <= 1.1 * figures.followed_bytes[500]
+    assert figures.warm_bytes <= 1.3 * figures.followed_bytes[500]
+    assert figures.end_bytes <= 1.03 * figures.warm_bytes
