@@ -50,6 +50,13 @@ GRACE_KEPT = 0.25
 """Share of the grace that the keeper keeps for itself, up to `GRACE_KEPT_SECONDS`."""
 GRACE_KEPT_SECONDS = 20.0
 
+SHARED_SCRATCH_VARIABLE = "MARIN_SHARED_SCRATCH"
+"""Where pods keep their files on one file system, which outlives them: the folder in which each has its own."""
+ALIVE_SECONDS = 3600.0
+"""Between two signs of life that a pod gives of its folder there."""
+ABANDONED_SECONDS = 2 * 86_400.0
+"""Since the last sign of life, after which a folder there counts as left behind by a pod that was killed."""
+
 PATIENCE_SECONDS = 300.0
 """How long a store may be away when a pod begins."""
 
@@ -73,6 +80,7 @@ class Pod:
         coordinator: `host:port` of process 0; None in a job of one process.
         bind: `host:port` of this pod's own address, at which process 0 serves.
         retry_delay_seconds, grace_seconds: see RETRY_DELAY_VARIABLE and GRACE_VARIABLE.
+        shared_scratch: see SHARED_SCRATCH_VARIABLE; None = its files end with it.
     """
 
     folder: str
@@ -86,6 +94,7 @@ class Pod:
     node: str
     retry_delay_seconds: float
     grace_seconds: float | None
+    shared_scratch: Path | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Pod":
@@ -120,6 +129,7 @@ class Pod:
             node=environment.get("MARIN_NODE", ""),
             retry_delay_seconds=_seconds(environment, RETRY_DELAY_VARIABLE, RETRY_DELAY_SECONDS),
             grace_seconds=_seconds(environment, GRACE_VARIABLE, None),
+            shared_scratch=None if (shared := environment.get(SHARED_SCRATCH_VARIABLE)) is None else Path(shared),
         )
 
 
@@ -156,11 +166,30 @@ def keep(stop: threading.Event) -> int:
         shipper = Shipper(folder, generation, pod.process, work / "messages" if pod.process == 0 else None)
         ended = _run(pod, folder, generation, work, shipper, stop)
         _say_farewell(pod, generation, ended, shipper)
-        shutil.rmtree(work, ignore_errors=True)
+        clear_scratch(pod, work, ended)
     if ended.code == ExitCode.TRY_AGAIN:
         longest = pod.retry_delay_seconds
         stop.wait(random.uniform(min(SHORTEST_DELAY_SECONDS, longest), longest))  # noqa: S311  # so that not all come back at once
     return ended.code
+
+
+def clear_scratch(pod: Pod, work: Path, ended: Ended) -> None:
+    """Remove the pod's own files, and what killed pods have left on a file system that outlives them.
+
+    Where the lead has failed, the others may still write into its folder: that it is gone must not look like a failure of theirs, which
+    might be taken for the cause. It is cleared like a killed pod's then.
+    """
+    if pod.processes == 1 or pod.process > 0 or ended.code in (ExitCode.DONE, ExitCode.PREEMPTED):
+        shutil.rmtree(work, ignore_errors=True)
+    if pod.shared_scratch is None:
+        return
+    with suppress(OSError):  # it isn't empty
+        pod.scratch.rmdir()
+    if pod.process == 0:
+        for folder in pod.shared_scratch.iterdir():
+            with suppress(OSError):  # another pod has cleared it, or it isn't ours
+                if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
+                    shutil.rmtree(folder)
 
 
 def _run(pod: Pod, folder: JobFolder, generation: str, work: Path, shipper: Shipper, stop: threading.Event) -> Ended:
@@ -254,11 +283,15 @@ class _Process:
 
     def _wait(self, child: "subprocess.Popen[bytes]") -> bool:
         """Wait for its end, and pass on that it is to stop; whether it had to be killed."""
-        told, deadline, put_down = False, None, False
+        told, deadline, put_down, alive_at = False, None, False, time.monotonic()
         while True:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(LOOK_SECONDS)
                 return put_down
+            if self._pod.shared_scratch is not None and time.monotonic() - alive_at > ALIVE_SECONDS:
+                alive_at = time.monotonic()
+                with suppress(OSError):
+                    os.utime(self._pod.scratch)
             if self._stop.is_set() and not told:
                 told = True
                 child.terminate()

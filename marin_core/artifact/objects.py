@@ -374,14 +374,22 @@ class GcsObjects(RemoteObjects):
     def _open(self) -> tuple[Any, str]:
         from aiohttp import ClientTimeout
         from gcsfs.core import GCSFileSystem  # the package's own class depends on an environment variable at import
+        from google.auth.exceptions import DefaultCredentialsError
 
         limit = self._limit()["timeout"]
         silence = min(TRY_SECONDS, limit / 6)
-        fs = GCSFileSystem(
-            token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default",
-            use_listings_cache=False,
-            requests_timeout=ClientTimeout(sock_connect=silence, sock_read=silence),
-        )
+        try:
+            fs = GCSFileSystem(
+                token="anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default",
+                use_listings_cache=False,
+                requests_timeout=ClientTimeout(sock_connect=silence, sock_read=silence),
+            )
+        except DefaultCredentialsError as error:
+            raise ConfigError(
+                f"there are no credentials for {self.url}",
+                advice="Run `gcloud auth application-default login`, name a key's file in GOOGLE_APPLICATION_CREDENTIALS,"
+                " or give this machine an account.",
+            ) from error
         return fs, fs._strip_protocol(self.url)
 
     def _limit(self, size: int = 0) -> dict[str, Any]:

@@ -277,6 +277,16 @@ def test_a_prefix_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Store("nonsense://x")
 
 
+def test_who_has_no_credentials_for_a_bucket_is_told_how_to_get_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with pytest.raises(ConfigError, match="no credentials for gs://nobodys/lab") as refused:
+        Store("gs://nobodys/lab")
+    assert "application-default login" in refused.value.advice
+
+
 @pytest.mark.parametrize("variable", ["WANDB_API_KEY", "MY_SECRET", "db_password"])
 def test_no_secret_of_the_environment_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "hunter2-hunter2")

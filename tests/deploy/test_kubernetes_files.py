@@ -140,6 +140,10 @@ def test_a_profile_finds_its_queue_priorities_and_account(name: str) -> None:
     objects, cluster = overlay(name), profile(name)
     assert f"{cluster.namespace}/{cluster.queue}" in of_kind(objects, "LocalQueue")
     assert f"{cluster.namespace}/{cluster.service_account}" in of_kind(objects, "ServiceAccount")
+    if cluster.scratch_claim is not None:
+        claim = of_kind(objects, "PersistentVolumeClaim")[f"{cluster.namespace}/{cluster.scratch_claim}"]["spec"]
+        assert claim["accessModes"] == ["ReadWriteMany"]
+        assert claim["storageClassName"]
     priorities = {each: of["value"] for each, of in of_kind(objects, "WorkloadPriorityClass").items()}
     assert set(cluster.priorities) == set(priorities)
     assert priorities["batch"] < priorities["production"]

@@ -1,6 +1,8 @@
 """A pod's keeper with real job processes: what they are told, what becomes of them, and what their words reach."""
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from marin_core.artifact import Claim, Store
 from marin_core.artifact.job import JobSpec
 from marin_core.artifact.job_folder import JobFolder, log_stream
 from marin_core.errors import ExitCode
+from marin_jobs.pod import Ended, Pod, clear_scratch
 from tests.jobs.pods import Pods, RunningPod, is_alive, wait_until
 from tests.storage.gcs import FakeGcs
 
@@ -210,6 +213,36 @@ def test_two_pods_at_once_the_older_one_stops(make: Make, tmp_path: Path) -> Non
             assert newer.end() == 0, newer.log()
     assert "superseded: generation" in str(older.told()["message"])
     assert Store(pods.spec.prefix).record(pods.spec.id) is not None
+
+
+def test_a_pod_clears_its_part_of_a_shared_file_system_and_what_killed_ones_left(make: Make, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    for name, days in (("long-dead", 3), ("just-killed", 1)):
+        (shared / name).mkdir(parents=True)
+        (shared / name / "saved").write_text("1")
+        os.utime(shared / name, times=(time.time() - days * 86_400,) * 2)
+    with make("nothing").start(MARIN_SHARED_SCRATCH=str(shared), MARIN_SCRATCH=str(shared / "mine")) as pod:
+        assert pod.end() == 0, pod.log()
+    assert [path.name for path in shared.iterdir()] == ["just-killed"]
+
+
+@pytest.mark.parametrize(("process", "code", "stays"), [(0, 0, False), (0, 70, True), (1, 70, False), (0, 143, False)])
+def test_the_folder_of_a_lead_that_failed_stays_for_those_who_still_write_there(
+    tmp_path: Path, process: int, code: int, stays: bool
+) -> None:
+    """What they would otherwise fail with would be graver than what the lead failed with."""
+    given = {
+        "MARIN_JOB_INDEX": "0",
+        "MARIN_RESTART": "0",
+        "MARIN_POD_INDEX": str(process),
+        "MARIN_PODS_PER_JOB": "2",
+        "MARIN_NUM_PROCESSES": "2",
+    }
+    place = {"MARIN_SCRATCH": str(tmp_path / "mine"), "MARIN_SHARED_SCRATCH": str(tmp_path), "MARIN_COORDINATOR": "host:1"}
+    pod = Pod.from_environment({**given, **place, "MARIN_JOB_FOLDER": "gs://lab/.jobs/m"})
+    (work := tmp_path / "mine" / "1").mkdir(parents=True)
+    clear_scratch(pod, work, Ended(code))
+    assert (tmp_path / "mine").exists() == work.exists() == stays
 
 
 def test_a_wrong_number_of_processes_is_refused_before_anything_begins(make: Make) -> None:

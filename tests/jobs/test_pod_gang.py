@@ -3,7 +3,7 @@
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from marin_jobs.gang import Place
 from tests.jobs.pods import Pods, RunningPod, wait_until
 from tests.jobs.test_gang import spec_of
 from tests.storage.gcs import free_port
-from tests.train.drill import Lab, committed, resumed_at
+from tests.train.drill import Lab, resumed_at
 from tests.train.gang_run import quick_environment
 
 
@@ -81,7 +81,7 @@ def test_a_preempted_gang_of_pods_resumes_in_its_attempt_and_ends_like_one_that_
     step = lab.training("in_pods", 2)
     environment = quick_environment(1, tmp_path / "xla")
     launcher = PodLauncher(tmp_path, {name: value for name, value in environment.items() if name != "JAX_NUM_CPU_DEVICES"})
-    record, newest = preempted(lab, step, launcher)
+    record, newest = preempted(lab, step, lab.store, launcher, lambda: rows_in(lab.output(step)))
     assert launcher.pods is not None
     outcomes = launcher.pods.folder.outcomes()
     assert [outcome.exit_code for outcome in outcomes] == [143, 143, 0, 0]
@@ -92,21 +92,23 @@ def test_a_preempted_gang_of_pods_resumes_in_its_attempt_and_ends_like_one_that_
     lab.store.require_intact(record, every_byte=True)
 
 
-def preempted(lab: Lab, step: ArtifactStep, launcher: PodLauncher) -> tuple[Record, int]:
-    """Build it and drain one of its pods in mid-training; its record, and the checkpoint with which the pods ended."""
-    builder = Builder(ArtifactGraph([step]), lab.store, lab.store, launcher, QuietEvents(), Retries(first_delay_seconds=0.0))
+def preempted(lab: Lab, step: ArtifactStep, store: Store, launcher: PodLauncher, rows: Callable[[], int]) -> tuple[Record, int]:
+    """Build it and drain one of its pods in mid-training; its record, and the step of the checkpoint with which the pods ended.
+
+    Args:
+        rows: of metrics that the first pods have written.
+    """
+    builder = Builder(ArtifactGraph([step]), lab.store, store, launcher, QuietEvents(), Retries(first_delay_seconds=0.0))
     built: list[Record] = []
     building = threading.Thread(target=lambda: built.append(builder.build(step, step.id)[0]), daemon=True)
     building.start()
-    output = lab.output(step)
     try:
-        wait_until(lambda: not building.is_alive() or rows_in(output) >= 8, "rows")
+        wait_until(lambda: not building.is_alive() or rows() >= 8, "rows")
         assert building.is_alive(), launcher.logs(launcher.handle(""), 0)
         first = launcher.running
-        (run,) = output.iterdir()
-        first[1].process.send_signal(signal.SIGTERM)  # one alone: both must agree on the step
-        assert [pod.end() for pod in first] == [ExitCode.PREEMPTED] * 2, first[0].log() + first[1].log()
-        newest = max(committed(run), default=0)
+        first[-1].process.send_signal(signal.SIGTERM)  # one alone: all must agree on the step
+        assert [pod.end() for pod in first] == [ExitCode.PREEMPTED] * len(first), launcher.logs(launcher.handle(""), 0)
+        newest = int(first[0].log().partition("saved a checkpoint after step ")[2].split()[0])
         building.join(900)
         assert built, launcher.logs(launcher.handle(""), 0)
     finally:

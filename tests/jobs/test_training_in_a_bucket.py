@@ -22,7 +22,7 @@ from marin_core.errors import ExitCode
 from marin_core.train.checkpoint.metadata import METADATA_FILE
 from marin_core.train.checkpoint.mirror import Mirror
 from tests.jobs.pods import wait_until
-from tests.jobs.test_pod_gang import PodLauncher, rows_in
+from tests.jobs.test_pod_gang import PodLauncher, preempted, rows_in
 from tests.storage.gcs import FakeGcs
 from tests.train.drill import Lab, committed, resumed_at
 from tests.train.gang_run import quick_environment
@@ -135,38 +135,33 @@ def test_a_training_that_is_killed_goes_on_on_machines_that_have_nothing_of_it(
     require_same(lab, undisturbed, bucket, record, tmp_path / "payload")
 
 
+def in_pods(lab: Lab, undisturbed: Record, bucket: Store, step: ArtifactStep, folder: Path) -> None:
+    """Train in pods, one of which is drained, and each of which finds nothing of those before it on its own disk."""
+    environment = quick_environment(1, lab.compiled)
+    launcher = PodLauncher(folder, {name: value for name, value in environment.items() if name != "JAX_NUM_CPU_DEVICES"})
+    record, newest = preempted(lab, step, bucket, launcher, lambda: rows_of_pods(folder))
+    assert launcher.pods is not None
+    pods = launcher.pods.spec.processes
+    assert [outcome.exit_code for outcome in launcher.pods.folder.outcomes()] == [ExitCode.PREEMPTED] * pods + [ExitCode.DONE] * pods
+    assert record.attempt == 1
+    assert resumed_at(launcher.pods.stream(log_stream(0))) == newest >= 8
+    require_same(lab, undisturbed, bucket, record, folder / "payload")
+
+
 def test_a_preempted_pod_goes_on_at_its_step_on_a_node_that_has_nothing_of_it(
     lab: Lab, undisturbed: Record, bucket: Store, tmp_path: Path
 ) -> None:
-    step = lab.training("in_a_pod")
-    environment = quick_environment(1, lab.compiled)
-    launcher = PodLauncher(tmp_path, {name: value for name, value in environment.items() if name != "JAX_NUM_CPU_DEVICES"})
-    record, newest = preempted(lab, step, bucket, launcher, tmp_path)
-    assert launcher.pods is not None
-    assert [outcome.exit_code for outcome in launcher.pods.folder.outcomes()] == [ExitCode.PREEMPTED, ExitCode.DONE]
-    assert record.attempt == 1
-    assert resumed_at(launcher.pods.stream(log_stream(0))) == newest >= 8
-    require_same(lab, undisturbed, bucket, record, tmp_path / "payload")
+    in_pods(lab, undisturbed, bucket, lab.training("in_a_pod"), tmp_path)
 
 
-def preempted(lab: Lab, step: ArtifactStep, store: Store, launcher: PodLauncher, folder: Path) -> tuple[Record, int]:
-    """Build it and preempt its pod in mid-training; its record, and the checkpoint that the pod left in the bucket."""
-    builder = Builder(ArtifactGraph([step]), lab.store, store, launcher, QuietEvents(), Retries(first_delay_seconds=0.0))
-    built: list[Record] = []
-    building = threading.Thread(target=lambda: built.append(builder.build(step, step.id)[0]), daemon=True)
-    building.start()
-    try:
-        wait_until(lambda: not building.is_alive() or rows_of_pods(folder) >= 8, "rows")
-        assert building.is_alive(), launcher.logs(launcher.handle(""), 0)
-        (first,) = launcher.running
-        first.process.send_signal(signal.SIGTERM)
-        assert first.end() == ExitCode.PREEMPTED, first.log()
-        newest = int(first.log().partition("saved a checkpoint after step ")[2].split()[0])
-        building.join(900)
-        assert built, launcher.logs(launcher.handle(""), 0)
-    finally:
-        launcher.cancel(launcher.handle(""))
-    return built[0], newest
+@pytest.mark.long
+def test_a_gang_writes_checkpoints_on_a_disk_that_its_pods_share_and_goes_on_from_the_bucket(
+    lab: Lab, bucket: Store, tmp_path: Path
+) -> None:
+    """As with `scratch_claim` of a cluster's profile."""
+    undisturbed = lab.training("undisturbed_gang", 2)
+    record = lab.builder(undisturbed, QuietEvents()).build(undisturbed, undisturbed.id)[0]
+    in_pods(lab, record, bucket, lab.training("gang_in_pods", 2), tmp_path)
 
 
 def rows_of_pods(folder: Path) -> int:

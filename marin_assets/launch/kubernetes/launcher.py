@@ -31,6 +31,7 @@ from marin_core.artifact.canonical import digest
 from marin_core.artifact.job import JobSpec
 from marin_core.artifact.job_folder import JobFolder
 from marin_core.artifact.step import Resources
+from marin_core.artifact.store import Store
 from marin_core.errors import ConfigError, InfrastructureError
 from marin_core.redaction import redact
 
@@ -96,6 +97,7 @@ class KubernetesLauncher:
             try:
                 job.spec = self._agreed_spec(job, spec)
                 request = place(self.profile, resources)
+                self._require_common_folder(job.spec, request)
                 job.submit(render(self.profile, request, self._identity(handle, job.spec, environment, request)))
             except ConfigError as error:
                 job.refuse(error)
@@ -115,6 +117,19 @@ class KubernetesLauncher:
                 advice="Look whose it is; it isn't touched. A new attempt has a name of its own.",
             )
         return there or spec
+
+    def _require_common_folder(self, spec: JobSpec, request: Request) -> None:
+        """Refuse a gang whose processes would have no folder in common.
+
+        Raises:
+            ConfigError: its store is a bucket, and pods share no file system.
+        """
+        prefix = spec.output_prefix or spec.prefix
+        if request.pods > 1 and self.profile.scratch_claim is None and not Store(prefix).is_local:
+            raise ConfigError(
+                f"{spec.id} is built by {request.pods} pods, which write each checkpoint together, and {prefix} is no file system",
+                advice=f"Name a claim that all pods can mount as scratch_claim of the profile {self.profile.name}.",
+            )
 
     def _identity(self, handle: Handle, spec: JobSpec, environment: Mapping[str, str], request: Request) -> Identity:
         image = self.profile.pool(request.pools[0]).image

@@ -39,6 +39,9 @@ APPLICATION_RESTARTS = {"train": 3}
 KEEP_SECONDS = 86_400
 """From a JobSet's end until the cluster deletes it, should the janitor not have come before (spec §1.7)."""
 
+IMAGE_GROUP = 10001
+"""Of the images' user (deploy/docker)."""
+
 NODE_LOSS_SECONDS = 60
 """From the silence of a node until its pods are given up; Kubernetes waits for 300 s by itself (spec §2.1)."""
 
@@ -224,13 +227,14 @@ def _exclusive_topology(profile: Profile, pools: Sequence[Pool]) -> dict[str, st
 
 def _pod(profile: Profile, request: Request, identity: Identity, pools: Sequence[Pool]) -> Manifest:
     claim = _claim(request, identity, pools)
-    volumes, mounts = _volumes(profile, pools[0])
+    shared = _shared_scratch(profile, request)
+    volumes, mounts = _volumes(profile, pools[0], shared)
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _grace_seconds(pools),
         "serviceAccountName": profile.service_account,
         "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}} | _volume_owner(shared),
         **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if pools[0].host_network else {}),
         **_node_choice(pools),
         "tolerations": _tolerations(pools),
@@ -240,9 +244,21 @@ def _pod(profile: Profile, request: Request, identity: Identity, pools: Sequence
     }
 
 
-def _volumes(profile: Profile, pool: Pool) -> tuple[list[Manifest], list[Manifest]]:
+def _shared_scratch(profile: Profile, request: Request) -> str | None:
+    """Claim of the file system that the pods of a gang share; one pod alone is better off with its node's disk."""
+    return profile.scratch_claim if request.pods > 1 else None
+
+
+def _volume_owner(claim: str | None) -> Manifest:
+    """Let the images' user write to a volume that an administrator made; looked at once, since it may hold millions of files."""
+    return {} if claim is None else {"fsGroup": IMAGE_GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
+
+
+def _volumes(profile: Profile, pool: Pool, claim: str | None) -> tuple[list[Manifest], list[Manifest]]:
     """Volumes of a pod, and where its container has them."""
-    volumes: list[Manifest] = [{"name": "scratch", "emptyDir": {}}]
+    volumes: list[Manifest] = [
+        {"name": "scratch", "emptyDir": {}} if claim is None else {"name": "scratch", "persistentVolumeClaim": {"claimName": claim}}
+    ]
     mounts: list[Manifest] = [{"name": "scratch", "mountPath": profile.scratch}]
     if pool.shared_memory_gib is not None:
         volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{pool.shared_memory_gib}Gi"}})
@@ -327,6 +343,7 @@ def _environment(profile: Profile, request: Request, identity: Identity, pools: 
         "MARIN_GRACE_SECONDS": str(_grace_seconds(pools)),
         "MARIN_RETRY_DELAY_SECONDS": str(profile.retry_delay_seconds),
         **({} if profile.region is None else {"MARIN_REGION": profile.region}),
+        **({} if _shared_scratch(profile, request) is None else {"MARIN_SHARED_SCRATCH": profile.scratch}),
         "MARIN_SCRATCH": f"{profile.scratch}/$(MARIN_POD)",
     }
     return [

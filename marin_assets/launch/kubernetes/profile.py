@@ -159,7 +159,9 @@ class Profile(Config):
         queue: LocalQueue.
         priorities: names of the WorkloadPriorityClasses that jobs may ask for: an unknown one would be waited for without a word.
         jobs: URL below which jobs have their folders; None = `.jobs` in the store.
-        scratch: directory of a pod in which it keeps its own files; a volume that ends with the pod.
+        scratch: directory of a pod in which it keeps its own files; a volume that ends with the pod, unless there is a `scratch_claim`.
+        scratch_claim: PersistentVolumeClaim (ReadWriteMany) of a file system that the pods of a gang mount at `scratch` instead. A gang
+            whose store is a bucket needs it, since its processes write each checkpoint together before that is sent.
         service_account: whose rights to the store the pods have.
         region: where its nodes are, as buckets name it; pods then refuse to read much from another. None = no guard.
         retry_delay_seconds: the longest that a pod waits before it ends for a passing fault: JobSet starts it again at once.
@@ -174,6 +176,7 @@ class Profile(Config):
     priorities: tuple[Name, ...] = ()
     jobs: str | None = None
     scratch: str = "/scratch"
+    scratch_claim: Name | None = None
     service_account: Name = "marin-job"
     region: Name | None = None
     retry_delay_seconds: int = Field(default=60, ge=0, le=3600)

@@ -131,6 +131,22 @@ def test_a_job_that_no_pool_can_hold_is_refused_before_anything_is_asked(tmp_pat
         assert api.total() == 0
 
 
+@pytest.mark.parametrize(("claim", "processes"), [(None, 3), ("scratch", 3), (None, 1)])
+def test_a_gang_whose_store_is_a_bucket_is_refused_unless_its_pods_share_a_file_system(
+    tmp_path: Path, claim: str | None, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")  # nobody is asked
+    with ScriptedApi() as api:
+        desk = Desk(api, tmp_path, {"scratch_claim": claim}, Resources(processes=processes))
+        desk.submit(prefix="gs://lab/store")
+        refused = claim is None and processes > 1
+        assert (desk.name in api.of("jobsets")) != refused
+        if refused:
+            seen = desk.see()
+            assert (seen.state, seen.exit_code) == (State.FAILED, ExitCode.BAD_CONFIG)
+            assert "scratch_claim" in seen.reason
+
+
 def test_without_an_image_a_job_is_refused_and_the_variable_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk.launcher, "_images", None)
     monkeypatch.delenv("MARIN_IMAGE_CPU", raising=False)
