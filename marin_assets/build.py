@@ -159,7 +159,7 @@ class DagsterEvents:
         self._artifact = artifact
         self._inline = inline
         self._live = LiveObservations(artifact, context.log_event)
-        self._standing = LiveStanding(artifact, context.log.info, context.log_event)
+        self._standing = LiveStanding(artifact, self._stands, context.log_event)
         self._last_log = 0.0
 
     def info(self, message: str) -> None:
@@ -184,6 +184,10 @@ class DagsterEvents:
             return False
         canceling = run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
         return canceling or run.tags.get(CANCEL_ON_INTERRUPT_TAG) == "true"
+
+    def _stands(self, line: str) -> None:
+        self._context.log.info(line)
+        self._lab.notify({"kind": "standing", "artifact": str(self._artifact), "text": line})
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         """News of the job; its progress is thinned out for the event log."""

@@ -270,11 +270,13 @@ def exit_code_of(event: dg.DagsterEvent) -> int:
 
 @contextmanager
 def _progress_lines(messages: "multiprocessing.Queue[Mapping[str, Any] | None]", console: Console) -> Iterator[None]:
-    """Prints each job's progress every few seconds while the block runs."""
+    """Prints each job's progress every few seconds while the block runs, and how it stands in a cluster's queue when that changes."""
 
     def show() -> None:
         last: dict[str, float] = {}
         while (message := messages.get()) is not None:
+            if message["kind"] == "standing":
+                console.print(f"  {message['artifact']}: {message['text']}", markup=False)
             if message["kind"] != "progress":
                 continue
             now = time.monotonic()

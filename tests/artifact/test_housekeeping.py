@@ -534,8 +534,7 @@ def small_lab(prefix: str) -> tuple[Store, ArtifactGraph]:
     put(store, "draft2@dev", "draft@dev", days=9)
     give_up(store, "kept", begin(store, "kept"), days=9)
     put(Store(f"{store.prefix}/.reproductions/18f"), "kept", days=9)
-    if store.is_local:
-        job(store, "base", 1)
+    job(store, "base", 1)
     return store, ArtifactGraph([toy("kept", toy("base"))])
 
 
@@ -547,8 +546,7 @@ def test_wherever_a_cleanup_is_killed_the_next_one_ends_in_the_same_state(
 ) -> None:
     base = f"file://{tmp_path}" if backend == "file" else f"memory://{uuid.uuid4().hex}"
     whole, graph = small_lab(f"{base}/whole")
-    kinds = {"expired", "unreferenced", "debris", "reproductions"} | ({"jobs"} if whole.is_local else set())
-    assert {item.kind for item in clean(whole, graph).deleted} == kinds
+    assert {item.kind for item in clean(whole, graph).deleted} == {"expired", "unreferenced", "debris", "reproductions", "jobs"}
     expected = everything(whole)
     assert holds(whole) == {"base@v1", "kept@v1"}
     index = 0
@@ -767,14 +765,13 @@ def test_a_folder_that_becomes_a_link_after_the_plan_is_not_followed(local: Stor
 # Jobs and reproductions ----------------------------------------------------------------------------------------------
 
 
-def job(store: Store, artifact: str, number: int, *, name: str | None = None, **spec: Any) -> Path:
+def job(store: Store, artifact: str, number: int, *, name: str | None = None, **spec: Any) -> str:
     """The folder that a launcher left of an attempt's job."""
     found = named(artifact)
-    folder = root(store) / ".jobs" / (name or f"m-{found.name}-a{number}")
-    folder.mkdir(parents=True)
+    folder = f".jobs/{name or f'm-{found.name}-a{number}'}"
     values = {"name": found.name, "version": found.version, "partition": found.partition, "prefix": store.prefix, "attempt": number}
-    (folder / "spec.json").write_text(json.dumps(values | spec))
-    (folder / "log").write_text("what it said")
+    store.objects.create(f"{folder}/spec.json", json.dumps(values | spec).encode())
+    store.objects.create(f"{folder}/log-0/00000/000", b"what it said")
     return folder
 
 
@@ -782,21 +779,21 @@ def jobs(store: Store, days: float = 14) -> list[str]:
     return [path.removeprefix(".jobs/m-") for path in paths(plan(store, rules=Rules(jobs_days=days)).items) if path.startswith(".jobs/")]
 
 
-def test_folders_of_failed_jobs_are_kept_longer_and_those_of_open_ones_for_good(local: Store) -> None:
+def test_folders_of_failed_jobs_are_kept_longer_and_those_of_open_ones_for_good(store: Store) -> None:
+    """On this machine and, with a store elsewhere, what a cluster's jobs have left in it."""
     for days in (13, 15, 89, 91):
-        put(local, f"good{days}", days=days)
-        job(local, f"good{days}", 1)
-        give_up(local, f"bad{days}", begin(local, f"bad{days}"), days=days)
-        job(local, f"bad{days}", 1)
-    begin(local, "open", days=400)
-    job(local, "open", 1)
-    (root(local) / ".jobs" / "xla").mkdir()
-    assert jobs(local) == ["bad91-a1", "good15-a1", "good89-a1", "good91-a1"]
-    assert jobs(local, days=0) == ["bad91-a1", "good13-a1", "good15-a1", "good89-a1", "good91-a1"]
-    assert jobs(local, days=1000) == []
-    clean(local)
-    left = sorted(path.name for path in (root(local) / ".jobs").iterdir())
-    assert left == ["m-bad13-a1", "m-bad15-a1", "m-bad89-a1", "m-good13-a1", "m-open-a1", "xla"]
+        put(store, f"good{days}", days=days)
+        job(store, f"good{days}", 1)
+        give_up(store, f"bad{days}", begin(store, f"bad{days}"), days=days)
+        job(store, f"bad{days}", 1)
+    begin(store, "open", days=400)
+    job(store, "open", 1)
+    store.objects.create(".jobs/xla/compiled", b"")
+    assert jobs(store) == ["bad91-a1", "good15-a1", "good89-a1", "good91-a1"]
+    assert jobs(store, days=0) == ["bad91-a1", "good13-a1", "good15-a1", "good89-a1", "good91-a1"]
+    assert jobs(store, days=1000) == []
+    clean(store)
+    assert sorted(store.objects.names(".jobs")) == ["m-bad13-a1", "m-bad15-a1", "m-bad89-a1", "m-good13-a1", "m-open-a1", "xla"]
 
 
 def test_a_job_whose_attempt_is_not_known_is_kept_until_its_folder_is_old(local: Store) -> None:
@@ -807,17 +804,17 @@ def test_a_job_whose_attempt_is_not_known_is_kept_until_its_folder_is_old(local:
         job(local, "x", 1, name="m-hostile-a1", version="../../etc", output_prefix="/etc"),
         job(local, "y", 1, name="m-unread-a1"),
     ]
-    (folders[3] / "spec.json").write_text("[1")
+    local.objects.replace(f"{folders[3]}/spec.json", b"[1")
     for folder in folders:
-        os.utime(folder, times=(0, (NOW - timedelta(days=89)).timestamp()))
+        os.utime(root(local) / folder, times=(0, (NOW - timedelta(days=89)).timestamp()))
     assert jobs(local) == []
     for folder in folders:
-        os.utime(folder, times=(0, (NOW - timedelta(days=91)).timestamp()))
+        os.utime(root(local) / folder, times=(0, (NOW - timedelta(days=91)).timestamp()))
     found = plan(local, rules=Rules())
-    assert sorted(paths(found.items)) == sorted(f".jobs/{folder.name}" for folder in folders)
+    assert sorted(paths(found.items)) == sorted(folders)
 
 
-def test_jobs_of_a_remote_store_lie_on_this_machine(tmp_path: Path) -> None:
+def test_this_machines_jobs_of_a_remote_store_are_cleared_too(tmp_path: Path) -> None:
     store = Store(f"memory://lab-{uuid.uuid4().hex}")
     put(store, "a", days=15)
     (tmp_path / "m-a-a1").mkdir()

@@ -2,13 +2,19 @@
 
 import io
 import logging
+import queue
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import pytest
 from dagster_pipes import PipesContext, PipesDefaultContextLoader, PipesDefaultMessageWriter, PipesMappingParamsLoader
+from rich.console import Console
 
 from marin_assets.build import DagsterEvents
+from marin_assets.cli import runs
 from marin_assets.keys import asset_key
 from marin_assets.lab import Lab
 from marin_assets.launch import Handle, Observation, Standing, State
@@ -85,6 +91,25 @@ def test_a_job_on_this_machine_has_nothing_to_tell() -> None:
     page.see(0, State.RUNNING, "", None)
     page.see(1, State.FAILED, "over", QUEUED)
     assert (page.lines, page.shown) == ([], [])
+
+
+def test_whoever_waits_at_a_terminal_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+    monkeypatch.setattr(Lab, "listener", messages.put)
+    (tmp_path / "job").mkdir()
+
+    @dg.asset(key=asset_key(RUN))
+    def watched(context: dg.AssetExecutionContext) -> None:
+        with DagsterEvents(context, Lab(prefix=str(tmp_path)), RUN).following(Handle("m-watched", tmp_path / "job")) as following:
+            for _ in range(5):
+                following.see(Observation(State.PENDING, reason="waits for 48 more [gb200]", standing=QUEUED))
+
+    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+        assert dg.materialize([watched], instance=instance).success
+    printed = io.StringIO()
+    with runs._progress_lines(messages, Console(file=printed, width=200)):  # type: ignore[arg-type]
+        pass
+    assert printed.getvalue() == "  checkpoints/run@v1: queued, place 3: waits for 48 more [gb200]\n"
 
 
 def test_a_job_that_is_started_anew_goes_on_speaking(tmp_path: Path) -> None:

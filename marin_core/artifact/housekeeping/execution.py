@@ -55,7 +55,7 @@ def execute(plan: CleanupPlan, store: Store, progress: Callable[[int, int], None
 def _require_own_path(item: Item, plan: CleanupPlan) -> None:
     if item.kind == "jobs":
         parent, _, name = item.path.rpartition("/")
-        right = parent in (JOBS, str(plan.jobs)) and is_job(name)
+        right = (parent == JOBS or (plan.jobs is not None and parent == str(plan.jobs))) and is_job(name)
     elif item.kind == "reproductions":
         right = re.fullmatch(rf"{re.escape(REPRODUCTIONS)}/{PART.pattern}", item.path) is not None
     else:

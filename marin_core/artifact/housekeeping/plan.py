@@ -14,7 +14,7 @@ from marin_core.artifact.identity import DEV, ArtifactId
 from marin_core.artifact.inventory import Folder, Holding, Shadow, Survey, survey
 from marin_core.artifact.inventory.addresses import folders_and_doomed, is_linked, modified_at, place_inside, tree
 from marin_core.artifact.inventory.survey import moment
-from marin_core.artifact.objects import LocalObjects
+from marin_core.artifact.objects import LocalObjects, Objects
 from marin_core.artifact.record import Claim, End
 from marin_core.artifact.store import META, Store, attempt_folder
 from marin_core.errors import ConfigError
@@ -24,7 +24,7 @@ Kind = Literal["debris", "expired", "unreferenced", "jobs", "reproductions"]
 refers to; folders of jobs that ended; shadow stores of reproductions."""
 
 JOBS = ".jobs"
-"""Folder in which a local store keeps the jobs of the local launcher."""
+"""Folder of a store in which jobs have theirs: those of this machine where the store is a file system, and those of a cluster."""
 
 BEGUN = "an interrupted cleanup had begun to delete it"
 
@@ -88,7 +88,7 @@ class CleanupPlan:
 
     Attributes:
         survey: what the plan was made from.
-        jobs: folder of the local launcher's jobs; None if there is none.
+        jobs: folder of this machine's jobs, where that isn't the store's own; None if there is none.
         returning: artifacts that an interrupted cleanup took back although something refers to them; they come back first.
     """
 
@@ -120,13 +120,13 @@ def plan_cleanup(
         graph: everything that is declared.
         now: the time, with its zone.
         experiments: names of the experiments that lead to a family.
-        jobs: folder of the local launcher's jobs; by default that of a local store.
+        jobs: folder of this machine's jobs, where that isn't the store's own.
 
     Raises:
         InfrastructureError: a part of the store can't be read.
     """
-    if jobs is None and isinstance(store.objects, LocalObjects):
-        jobs = store.objects.root / JOBS
+    if isinstance(store.objects, LocalObjects) and jobs == store.objects.root / JOBS:
+        jobs = None
     found = survey(store, graph, experiments)
     planner = _Planner(store, graph, rules, now, found)
     items = [*planner.artifacts(), *planner.debris(), *planner.jobs(jobs), *planner.reproductions()]
@@ -258,27 +258,39 @@ class _Planner:
 
     # Jobs and reproductions ------------------------------------------------------------------------------------------
 
-    def jobs(self, folder: Path | None) -> Iterator[Item]:
-        """Folders of jobs whose attempts were closed long ago."""
-        if folder is None or not folder.is_dir():
-            return
-        own = isinstance(self._store.objects, LocalObjects) and folder == self._store.objects.root / JOBS
-        if own and is_linked(self._store.objects, JOBS):
+    def jobs(self, elsewhere: Path | None) -> Iterator[Item]:
+        """Folders of jobs whose attempts were closed long ago.
+
+        Args:
+            elsewhere: folder of this machine's jobs, besides the store's own.
+        """
+        if is_linked(self._store.objects, JOBS):
             self.spared.append(Spared(JOBS, "it lies behind a symbolic link", 0))
-            return
-        jobs = LocalObjects(folder)
-        names = {name: doomed for name, doomed in folders_and_doomed(jobs, "").items() if is_job(name) and not is_linked(jobs, name)}
-        specs = {name: _read_spec(jobs, name) for name in names}
+        else:
+            yield from self._jobs_in(self._store.objects, f"{JOBS}/", f"{JOBS}/")
+        if elsewhere is not None and elsewhere.is_dir():
+            yield from self._jobs_in(LocalObjects(elsewhere), "", f"{elsewhere}/")
+
+    def _jobs_in(self, jobs: Objects, inside: str, shown: str) -> Iterator[Item]:
+        """Those of one folder.
+
+        Args:
+            inside: where it lies in `jobs`.
+            shown: what paths of items begin with.
+        """
+        found_there = {f"{inside}{name}": doomed for name, doomed in folders_and_doomed(jobs, inside.rstrip("/")).items() if is_job(name)}
+        names = {path: doomed for path, doomed in found_there.items() if not is_linked(jobs, path)}
+        specs = {path: _read_spec(jobs, path) for path in names}
         places = {name: self._attempt_place(spec) for name, spec in specs.items()}
         found = self._store.objects.read_many([f"{place}/{file}.json" for place in places.values() if place for file in ("claim", "end")])
-        for name, spec in specs.items():
-            claim, end = found.get(f"{places[name]}/claim.json"), found.get(f"{places[name]}/end.json")
-            reason = BEGUN if names[name] else self._job_is_over(jobs, name, claim, end)
+        for path, spec in specs.items():
+            claim, end = found.get(f"{places[path]}/claim.json"), found.get(f"{places[path]}/end.json")
+            reason = BEGUN if names[path] else self._job_is_over(jobs, path, claim, end)
             if reason is not None:
                 artifact = _built_by(spec)
                 owner = self._graph[artifact].owner if artifact is not None and artifact in self._graph else None
-                path = f"{JOBS}/{name}" if own else str(folder / name)
-                yield Item("jobs", path, reason, sum(tree(jobs, name).values()), artifact, owner=owner)
+                name = path.removeprefix(inside)
+                yield Item("jobs", f"{shown}{name}", reason, sum(tree(jobs, path).values()), artifact, owner=owner)
 
     def _attempt_place(self, spec: Mapping[str, Any]) -> str | None:
         """Where the attempt of a job keeps its claim and its end, if it lies at this store."""
@@ -289,20 +301,20 @@ class _Planner:
             return None
         return f"{inside}/{artifact.path}/{META}/attempts/{spec['attempt']:05d}".lstrip("/")
 
-    def _job_is_over(self, jobs: LocalObjects, name: str, claim: bytes | None, end: bytes | None) -> str | None:
+    def _job_is_over(self, jobs: Objects, path: str, claim: bytes | None, end: bytes | None) -> str | None:
         """Why the folder of a job may go, or None while it is kept."""
         failed_days = max(self._rules.failed_jobs_days, self._rules.jobs_days)
         try:
-            mine = claim is not None and Claim.model_validate_json(claim).job == name
+            mine = claim is not None and Claim.model_validate_json(claim).job == path.rpartition("/")[2]
             ended = End.model_validate_json(end) if mine and end is not None else None
         except ValueError:
             return None
         if not mine:  # its attempt was cleared away by hand, or never began
-            return "nothing is known of its attempt" if self._older(modified_at(jobs, name), failed_days) else None
+            return "nothing is known of its attempt" if self._older(modified_at(jobs, path), failed_days) else None
         if ended is None:
             return None
         days = self._rules.jobs_days if ended.state == "succeeded" else failed_days
-        closed_at = moment(ended.ended_at) or modified_at(jobs, name)
+        closed_at = moment(ended.ended_at) or modified_at(jobs, path)
         return f"its attempt {ended.state} {self._age_days(closed_at):.0f} days ago" if self._older(closed_at, days) else None
 
     def reproductions(self) -> Iterator[Item]:
@@ -318,10 +330,10 @@ class _Planner:
             yield Item("reproductions", each.path, reason, each.bytes)
 
 
-def _read_spec(jobs: LocalObjects, name: str) -> Mapping[str, Any]:
+def _read_spec(jobs: Objects, path: str) -> Mapping[str, Any]:
     """The spec of a job, whichever version of this code wrote it; empty where its launcher died before it was written."""
     try:
-        spec = json.loads(jobs.read(f"{name}/spec.json") or b"{}")
+        spec = json.loads(jobs.read(f"{path}/spec.json") or b"{}")
     except ValueError:
         return {}
     return spec if isinstance(spec, dict) else {}
