@@ -5,7 +5,7 @@ A spec with several processes is kept by this one, which starts the others; `--p
 
 import sys
 
-from marin_jobs.runtime import main
+from marin_jobs.process import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

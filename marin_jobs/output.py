@@ -11,9 +11,10 @@ from marin_core.artifact.job_folder import GENERATION
 from marin_core.artifact.objects import FileState, local_state
 from marin_core.artifact.record import Attempt, File, Record, file_sha256
 from marin_core.artifact.store import Store, attempt_folder, payload_folder, standing_output, unfinished_folder
-from marin_core.errors import InfrastructureError
+from marin_core.errors import InfrastructureError, MarinError
 from marin_core.train.checkpoint.mirror import Mirror
 from marin_jobs.fence import Fence
+from marin_jobs.reporting import say
 
 CarryOver = Callable[[Path, Path], None]
 """Fills a new attempt's empty folder with what the folder of an earlier one holds for good."""
@@ -84,6 +85,15 @@ def clear_other_generations(store: Store, artifact: ArtifactId, record: Record, 
     for name in store.objects.names(whole):
         if f"{attempt_folder(number)}/{name}" != record.payload:
             store.objects.delete_tree(f"{whole}/{name}")
+
+
+def clear_debris(spec: JobSpec, store: Store, *, keep: int = 0) -> None:
+    """Clear what closed attempts left, once nobody may carry it over any more; that it fails changes nothing."""
+    try:
+        if store.record(spec.id) is not None:
+            store.clear_debris(spec.id, keep=keep)
+    except MarinError as error:
+        say(f"debris of {spec.id} could not be cleared: {error}")
 
 
 def manifest(output: Path) -> tuple[File, ...]:

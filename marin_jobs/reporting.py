@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, TextIO
@@ -162,3 +162,9 @@ class FollowerReporter:
     def plots(self, files: Mapping[str, Path], step: int) -> None: ...
 
     def alert(self, alert: Mapping[str, Any], *, raised: bool) -> None: ...
+
+
+def say(message: str) -> None:
+    """A line in the job's log, which may lie on the very disk that is full."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)

@@ -222,9 +222,9 @@ class InlineLauncher(LocalLauncher):
         return Observation(State.PENDING)
 
     def _start(self, handle: Handle, spec: JobSpec, environment: Mapping[str, str]) -> None:
-        runtime = importlib.import_module("marin_jobs.runtime")
+        process = importlib.import_module("marin_jobs.process")
         self._remember(handle, os.getpid())
-        runtime.run_inline(spec)
+        process.run_inline(spec)
 
     def cancel(self, handle: Handle, grace_seconds: float = CANCEL_GRACE_SECONDS) -> None:
         """Nothing to stop: whoever could ask is the process that runs it, or can't reach it."""

@@ -214,6 +214,7 @@ def serve_as_zygote(address: str) -> int:
 
 def _preload() -> None:
     """Import what builders and jobs need, and spare them what takes a job longest: asking git and reading the project's code."""
+    importlib.import_module("marin_jobs.process")
     runtime: Any = importlib.import_module("marin_jobs.runtime")
     for name in PRELOADED:
         importlib.import_module(f"marin_jobs.{name}")
@@ -258,7 +259,7 @@ def _run_forked(request: Mapping[str, Any]) -> None:
 
 def run_job(spec: str) -> int:
     """What a job process runs, `python -m marin_jobs`, in a forked one."""
-    return int(importlib.import_module("marin_jobs.runtime").main([spec]))
+    return int(importlib.import_module("marin_jobs.process").main([spec]))
 
 
 class ForkLauncher(LocalLauncher):

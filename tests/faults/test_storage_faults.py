@@ -413,7 +413,7 @@ def test_a_disk_without_room_for_a_file_is_no_mistake_of_people(tmp_path: Path, 
 
 def test_a_job_that_can_write_nothing_anywhere_says_by_its_exit_code_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the store nor its own folder; whoever started it has nothing else to go by."""
-    from marin_jobs import runtime
+    from marin_jobs import process, runtime
     from marin_jobs.reporting import JobReporter
 
     def full(*arguments: Any, **options: Any) -> Any:
@@ -435,4 +435,4 @@ def test_a_job_that_can_write_nothing_anywhere_says_by_its_exit_code_to_try_agai
         scratch=str(tmp_path / "gone"),
     )
     with (tmp_path / "log").open("w") as log:
-        assert runtime.run(spec, JobReporter(None, threading.Event(), log)) == ExitCode.TRY_AGAIN
+        assert process.run(spec, JobReporter(None, threading.Event(), log)) == ExitCode.TRY_AGAIN

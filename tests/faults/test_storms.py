@@ -75,7 +75,7 @@ def run_job(
         slow_store_seconds: how long each sign of life takes to arrive.
         fails: class of the error that the job raises, or `kill`.
     """
-    from marin_jobs import ingest, runtime
+    from marin_jobs import ingest, process
     from marin_jobs.reporting import JobReporter
 
     shift_clocks(clock_shift_seconds)
@@ -101,7 +101,7 @@ def run_job(
         _sleep_before(Store, "beat", slow_store_seconds)
     if fails is not None:
         ingest.run = _failing(fails)
-    return runtime.main([spec])
+    return process.main([spec])
 
 
 def _stop_before(cls: type, name: str) -> None:

@@ -23,7 +23,7 @@ from marin_core.artifact.job import JobSpec
 from marin_core.config import Config
 from marin_core.errors import ConfigError, ExitCode, SupersededError
 from marin_core.report import SilentReporter
-from marin_jobs import gang, runtime, summary
+from marin_jobs import gang, process, runtime, summary
 from marin_jobs.gang import Place
 from marin_jobs.provenance import Clock
 from marin_jobs.reporting import FollowerReporter
@@ -251,7 +251,7 @@ def test_impossible_resources_are_refused_where_they_are_made(values: dict[str, 
     "arguments", [["--process", "2", "--coordinator", "127.0.0.1:1"], ["--process", "0"], ["--coordinator", "127.0.0.1:1"], ["--nonsense"]]
 )
 def test_arguments_that_name_no_process_of_the_gang_are_refused(tmp_path: Path, arguments: list[str]) -> None:
-    assert runtime.main([written(spec_of(tmp_path, {})), *arguments]) == ExitCode.BAD_CONFIG
+    assert process.main([written(spec_of(tmp_path, {})), *arguments]) == ExitCode.BAD_CONFIG
 
 
 def test_a_follower_is_heard_in_the_log_alone_and_says_who_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +274,7 @@ def run_toy(folder: Path, monkeypatch: pytest.MonkeyPatch, happens: str) -> tupl
     store = Store(spec.prefix)
     assert store.claim(spec.id, Claim(number=1, job="m-1", fingerprint="f" * 16, submitted_at="now", host="here"))
     monkeypatch.setattr(gang, "keep", partial(gang.keep, command=(sys.executable, "-m", "tests.jobs.toy_gang")))
-    code = runtime.run_gang(spec, uri, threading.Event())
+    code = process.run_gang(spec, uri, threading.Event())
     return code, json.loads((folder / "job" / "outcome.json").read_text()), store, spec
 
 

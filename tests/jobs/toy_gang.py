@@ -10,7 +10,8 @@ from typing import Any
 import marin_jobs.summary as job_module
 from marin_core.errors import DataError, PreemptedError
 from marin_core.report import Report
-from marin_jobs.runtime import JobContext, main
+from marin_jobs.process import main
+from marin_jobs.runtime import JobContext
 
 STEPS = 3
 
