@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,9 +81,7 @@ def measure(folder: Path, storage: str, executor: str, partitions: int) -> Figur
     ):
         family = trivial_family(partitions + WARM_UP)
         graph, store = ArtifactGraph([family]), Store(f"file://{folder}/store")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", dg.PreviewWarning)  # about the definitions, as in `marin backfill`
-            assets = build_definitions([small_lab(partitions + WARM_UP)]).get_repository_def().asset_graph
+        assets = build_definitions([small_lab(partitions + WARM_UP)]).get_repository_def().asset_graph
         backfills = Backfills(instance, graph, assets, pause=lambda seconds: time.sleep(PAUSE_SECONDS))
         _run(backfills, services, family.ids()[:WARM_UP])
         before, began = _cpu_seconds(services), time.time()

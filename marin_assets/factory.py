@@ -1,7 +1,9 @@
 """Handles become assets: one asset for each artifact, whoever declares it, with everything Dagster can show about it."""
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
@@ -25,6 +27,16 @@ FRAMES_PER_ASSET = 10
 """Frames of Dagster's recursion for each asset of a chain, and some to spare."""
 
 
+@contextmanager
+def _without_preview_warnings() -> Iterator[None]:
+    """Dagster warns of each use of what may change in its next versions. The lock names one; whoever loads definitions can't do a thing."""
+    with warnings.catch_warnings():
+        for category in (dg.PreviewWarning, dg.BetaWarning):
+            warnings.simplefilter("ignore", category)
+        yield
+
+
+@_without_preview_warnings()
 def build_definitions(experiments: Sequence[Experiment], clock: Clock = utc_now) -> dg.Definitions:
     """All assets of some experiments, a backfill job for each family, what publishes their mixes, the sensors, and the lab's resource.
 

@@ -2,7 +2,6 @@
 
 import argparse
 import time
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -198,15 +197,11 @@ def _lacking(graph: ArtifactGraph, store: Store, to_build: Sequence[ArtifactId])
 
 @contextmanager
 def _backfills(known: Declared) -> "Iterator[Backfills]":
-    import dagster as dg
-
     from marin_assets.cli.backfills import Backfills
     from marin_assets.factory import build_definitions
     from marin_assets.instance import open_instance
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.PreviewWarning)  # about the definitions, and nothing that one can do here
-        assets = build_definitions(list(known.experiments.values())).get_repository_def().asset_graph
+    assets = build_definitions(list(known.experiments.values())).get_repository_def().asset_graph
     with open_instance() as instance:
         yield Backfills(instance, known.graph, assets)
 

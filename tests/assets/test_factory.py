@@ -1,6 +1,7 @@
 """The catalogue: every artifact is one asset with a readable key, an owner, a kind and a sentence."""
 
 import re
+import warnings
 from pathlib import Path
 
 import dagster as dg
@@ -32,6 +33,12 @@ def specs(definitions: dg.Definitions) -> dict[dg.AssetKey, dg.AssetSpec]:
 
 def test_the_definitions_load(definitions: dg.Definitions) -> None:
     dg.Definitions.validate_loadable(definitions)
+
+
+def test_whoever_loads_them_is_not_warned_of_what_only_this_project_can_change() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_definitions(load_experiments()).get_repository_def()
 
 
 def test_each_artifact_is_one_asset_with_everything_a_catalogue_needs(definitions: dg.Definitions, graph: ArtifactGraph) -> None:
