@@ -29,6 +29,7 @@ KINDS = {
     "Namespace": ("namespaces", False),
     "NetworkPolicy": ("networkpolicies", True),
     "Node": ("nodes", False),
+    "PersistentVolumeClaim": ("persistentvolumeclaims", True),
     "Pod": ("pods", True),
     "ResourceFlavor": ("resourceflavors", False),
     "Role": ("roles", True),
