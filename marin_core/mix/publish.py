@@ -126,10 +126,10 @@ class Publisher:
 
     def _settled(self, draft: "_Draft") -> Published:
         lost: InfrastructureError | None = None
+        reader = MixReader(self.place)  # of all tries: commits never change, and HEAD is read anew
         for number in range(1, TRIES + 1):
             if number > 1:
                 self.pause(self.chance.uniform(0, PAUSE_SECONDS * 2 ** (number - 2)))
-            reader = MixReader(self.place)
             stamped = self.place.read_stamped(HEAD_FILE)
             head = None if stamped is None else reader.commit_of(reader.parse_head(stamped.data))
             if head is not None and draft.hour < head.time:
@@ -143,7 +143,7 @@ class Publisher:
                 swapped = self.place.swap(HEAD_FILE, self._head(commit), None if stamped is None else stamped.stamp)
             except InfrastructureError as error:
                 swapped, lost = False, error  # the answer may have been lost, not the write
-            if swapped or self._is_published(commit):
+            if swapped or self._is_published(reader, commit):
                 return Published("committed", commit, number, self._show(reader, None))
         if lost is not None:
             raise lost
@@ -161,9 +161,8 @@ class Publisher:
                 f"{self.place.url}/{commit.path} holds something else than its name says", advice="Delete it: it was never published."
             )
 
-    def _is_published(self, commit: Commit) -> bool:
+    def _is_published(self, reader: MixReader, commit: Commit) -> bool:
         """Whether a commit is in the history although its swap seemed to fail: the answer was lost, or another made the same one."""
-        reader = MixReader(self.place)
         try:
             newest = reader.newest()
         except ConfigError:

@@ -370,11 +370,14 @@ def test_publishers_at_once_in_a_bucket(gcs: FakeGcs, tmp_path: Path, monkeypatc
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["file", "gcs"])
-def test_sixteen_publishers_of_two_hundred_changes_each(kind: str, gcs: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "changes"), [("file", 200), ("gcs", 50)])
+def test_sixteen_publishers_of_many_changes_each(
+    kind: str, changes: int, gcs: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a bucket fewer: the server that stands for one takes 0.6 CPU-seconds for a change, most of it for what its page shows."""
     bucket(gcs, "any", monkeypatch)
     url = f"file://{tmp_path}/mix" if kind == "file" else f"gs://lab/{tmp_path.name}/mix"
-    storm(url, tmp_path, gcs.environment(), publishers=16, attempts=200, pause_seconds=0.1)
+    storm(url, tmp_path, gcs.environment(), publishers=16, attempts=changes, pause_seconds=0.1)
 
 
 def test_a_publisher_killed_between_any_two_steps_leaves_a_mix_that_the_next_one_completes(tmp_path: Path) -> None:
