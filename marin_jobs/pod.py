@@ -24,7 +24,7 @@ from dagster_pipes import DAGSTER_PIPES_CONTEXT_ENV_VAR, DAGSTER_PIPES_MESSAGES_
 
 from marin_core.artifact.ending import Ending
 from marin_core.artifact.job import JobSpec
-from marin_core.artifact.job_folder import GENERATION_DIGITS, JobFolder, Outcome
+from marin_core.artifact.job_folder import GENERATION, GENERATION_DIGITS, JobFolder, Outcome
 from marin_core.errors import ConfigError, ExitCode, InfrastructureError, MarinError, PreemptedError
 from marin_core.redaction import redact
 from marin_jobs.gang import OUTCOME, outcome_name
@@ -181,15 +181,21 @@ def clear_scratch(pod: Pod, work: Path, ended: Ended) -> None:
     """
     if pod.processes == 1 or pod.process > 0 or ended.code in (ExitCode.DONE, ExitCode.PREEMPTED):
         shutil.rmtree(work, ignore_errors=True)
-    if pod.shared_scratch is None:
-        return
-    with suppress(OSError):  # it isn't empty
-        pod.scratch.rmdir()
-    if pod.process == 0:
-        for folder in pod.shared_scratch.iterdir():
-            with suppress(OSError):  # another pod has cleared it, or it isn't ours
-                if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
-                    shutil.rmtree(folder)
+    if pod.shared_scratch is not None:
+        with suppress(OSError):  # it isn't empty
+            pod.scratch.rmdir()
+        if pod.process == 0:
+            with suppress(OSError):  # the file system is away: another pod's turn
+                for folder in pod.shared_scratch.iterdir():
+                    _clear_abandoned(folder)
+
+
+def _clear_abandoned(folder: Path) -> None:
+    """Remove a pod's folder without signs of life; nothing that holds anything else than a pod puts there."""
+    with suppress(OSError):  # another pod was faster
+        silent_seconds = time.time() - folder.stat().st_mtime
+        if silent_seconds > ABANDONED_SECONDS and all(GENERATION.fullmatch(each.name) for each in folder.iterdir()):
+            shutil.rmtree(folder)
 
 
 def _run(pod: Pod, folder: JobFolder, generation: str, work: Path, shipper: Shipper, stop: threading.Event) -> Ended:

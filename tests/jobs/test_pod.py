@@ -217,13 +217,13 @@ def test_two_pods_at_once_the_older_one_stops(make: Make, tmp_path: Path) -> Non
 
 def test_a_pod_clears_its_part_of_a_shared_file_system_and_what_killed_ones_left(make: Make, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    for name, days in (("long-dead", 3), ("just-killed", 1)):
-        (shared / name).mkdir(parents=True)
-        (shared / name / "saved").write_text("1")
-        os.utime(shared / name, times=(time.time() - days * 86_400,) * 2)
+    for path, days in ((f"long-dead/{1:020d}", 3), (f"just-killed/{1:020d}", 1), ("somebodys/store", 3)):
+        (shared / path).mkdir(parents=True)
+        (shared / path / "saved").write_text("1")
+        os.utime((shared / path).parent, times=(time.time() - days * 86_400,) * 2)
     with make("nothing").start(MARIN_SHARED_SCRATCH=str(shared), MARIN_SCRATCH=str(shared / "mine")) as pod:
         assert pod.end() == 0, pod.log()
-    assert [path.name for path in shared.iterdir()] == ["just-killed"]
+    assert sorted(path.name for path in shared.iterdir()) == ["just-killed", "somebodys"]
 
 
 @pytest.mark.parametrize(("process", "code", "stays"), [(0, 0, False), (0, 70, True), (1, 70, False), (0, 143, False)])

@@ -324,6 +324,8 @@ def _ports(request: Request, pools: Sequence[Pool]) -> list[Manifest]:
 def _environment(profile: Profile, request: Request, identity: Identity, pools: Sequence[Pool]) -> list[Manifest]:
     """Everything that a process needs to know of its place is said (spec §2.5): JAX's own detection takes each job for a cluster."""
     pool = pools[0]
+    # What killed pods leave on a volume that outlives them is cleared; so they have a folder to themselves there.
+    scratch = profile.scratch if _shared_scratch(profile, request) is None else f"{profile.scratch}/pods"
     fields = {
         "MARIN_JOB_INDEX": f"metadata.labels['{JOB_INDEX}']",
         "MARIN_POD_INDEX": f"metadata.labels['{POD_INDEX}']",
@@ -343,8 +345,8 @@ def _environment(profile: Profile, request: Request, identity: Identity, pools: 
         "MARIN_GRACE_SECONDS": str(_grace_seconds(pools)),
         "MARIN_RETRY_DELAY_SECONDS": str(profile.retry_delay_seconds),
         **({} if profile.region is None else {"MARIN_REGION": profile.region}),
-        **({} if _shared_scratch(profile, request) is None else {"MARIN_SHARED_SCRATCH": profile.scratch}),
-        "MARIN_SCRATCH": f"{profile.scratch}/$(MARIN_POD)",
+        **({} if _shared_scratch(profile, request) is None else {"MARIN_SHARED_SCRATCH": scratch}),
+        "MARIN_SCRATCH": f"{scratch}/$(MARIN_POD)",
     }
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),  # $(MARIN_POD) needs it before
