@@ -303,21 +303,28 @@ class _Handler(BaseHTTPRequestHandler):
         api = self.server_api
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")  # as the real one: without it a client sees no event before it has 64 KiB of them
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
         after = int(query["resourceVersion"])
         if after < api.oldest:
             _, gone = status(410, "Expired", f"too old resource version: {after}")
-            self.wfile.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+            self._send_chunk({"type": "ERROR", "object": gone})
+            self.wfile.write(b"0\r\n\r\n")
             return
         while (event := api.next_event(path, query.get("labelSelector"), after, 30)) is not None:
             after = event[0]
             if api.fault("EVENT", path) is not None:
-                self.wfile.write(json.dumps(event[1]).encode()[:20])
+                self.wfile.write(b"100\r\n" + json.dumps(event[1]).encode()[:20])
                 return
-            self.wfile.write(json.dumps(event[1]).encode() + b"\n")
-            self.wfile.flush()
+            self._send_chunk(event[1])
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _send_chunk(self, event: Json) -> None:
+        line = json.dumps(event).encode() + b"\n"
+        self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+        self.wfile.flush()
 
     def _send(self, code: int, answer: Json, headers: dict[str, str] | None = None) -> None:
         self._write(code, json.dumps(answer).encode(), headers)
