@@ -14,7 +14,7 @@ FIGURES = Figures(
     settling=FOLLOWED,
     settled=FOLLOWED,
     followed_bytes={100: 100 * 2**20, 300: 110 * 2**20, 500: 120 * 2**20},
-    warm_bytes=130 * 2**20,
+    warm_bytes=125 * 2**20,
     end_bytes=130 * 2**20,
     peer_submissions=Spell(times=10, seconds=1.0, cpu_seconds=0.2, requests={}, looks=0),
     peer_looks=Spell(times=10, seconds=1.0, cpu_seconds=0.1, requests={}, looks=0),
@@ -31,7 +31,8 @@ def test_rows_are_reckoned_for_one_job_and_one_minute() -> None:
     assert rows["requests a minute, jobs that wait"].ours == pytest.approx(24.0)
     assert rows["requests a minute, jobs that wait"].peer == pytest.approx(6000.0)
     assert rows["memory of a job"].ours == pytest.approx(51.2)
-    assert rows["memory, all followed for longer"].ours == rows["memory, all followed for longer"].peer
+    assert (rows["memory, all followed for a while"].ours, rows["memory, all followed for a while"].peer) == (125, 120)
+    assert (rows["memory, all followed for longer"].ours, rows["memory, all followed for longer"].peer) == (130, 125)
 
 
 def test_figures_come_back_from_the_process_as_it_prints_them() -> None:
