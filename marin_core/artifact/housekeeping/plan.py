@@ -278,8 +278,8 @@ class _Planner:
             inside: where it lies in `jobs`.
             shown: what paths of items begin with.
         """
-        found_there = {f"{inside}{name}": doomed for name, doomed in folders_and_doomed(jobs, inside.rstrip("/")).items() if is_job(name)}
-        names = {path: doomed for path, doomed in found_there.items() if not is_linked(jobs, path)}
+        there = folders_and_doomed(jobs, inside.rstrip("/"))
+        names = {f"{inside}{name}": doomed for name, doomed in there.items() if is_job(name) and not is_linked(jobs, f"{inside}{name}")}
         specs = {path: _read_spec(jobs, path) for path in names}
         places = {name: self._attempt_place(spec) for name, spec in specs.items()}
         found = self._store.objects.read_many([f"{place}/{file}.json" for place in places.values() if place for file in ("claim", "end")])
