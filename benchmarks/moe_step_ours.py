@@ -21,11 +21,11 @@ from marin_core.train.checkpoint.config import CheckpointPolicy
 from marin_core.train.config import TrainConfig
 from marin_core.train.optimizers.config import AdamW
 from marin_core.train.schedules import Wsd
-from marin_core.train.step import StepOutput, TrainState, initial_state, make_train_step
+from marin_core.train.step import StepOutput, TrainState, compile_train_step, initial_state
 
 
 def train_config(shape: Shape) -> TrainConfig:
-    """The shape as a run: a plain Llama or Mixtral, with our router and balancer."""
+    """The shape as a run: a plain Llama or Mixtral, with our router and balancer, and the library of products that PyTorch has too."""
     moe = None
     if shape.experts:
         moe = MoEConfig(experts=shape.experts, experts_per_token=shape.experts_per_token, expert_width=shape.width, combine_scale=1.0)
@@ -61,6 +61,7 @@ def train_config(shape: Shape) -> TrainConfig:
         global_batch_size=shape.batch,
         sequence_length=shape.sequence,
         checkpoints=CheckpointPolicy(permanent_every_steps=10_000),
+        cpu_products="onednn",
     )
 
 
@@ -74,7 +75,7 @@ def random_batch(shape: Shape, step: int) -> Batch:
 def measure(shape: Shape, steps: int, warmup: int) -> dict[str, Any]:
     """Train for warm-up and timed steps on random tokens; after each timed step of a mixture, its routing alone."""
     config = train_config(shape)
-    state, train_step = initial_state(config), make_train_step(config)
+    state, train_step = initial_state(config), compile_train_step(config, None, config.batches.stages[0])
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     parts = routing_parts(config.model, shape.tokens)
     timings: dict[str, list[Timing]] = {name: [] for name in ("step", *parts)}

@@ -129,9 +129,11 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, soft_ca
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(visible[:, None], scores.reshape(batch, heads, queries, keys), -1e30)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    y = jnp.matmul(weights.reshape(batch, groups, -1, keys), v)
-    return jnp.swapaxes(y.reshape(batch, heads, queries, width), 1, 2)
+    # Weights are divided by their sum after the product with values, which has K columns where they have N.
+    exponents = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    total = jnp.sum(exponents, axis=-1, keepdims=True)
+    y = jnp.matmul(exponents.astype(v.dtype).reshape(batch, groups, -1, keys), v, preferred_element_type=jnp.float32)
+    return jnp.swapaxes((y.reshape(batch, heads, queries, width) / total).astype(v.dtype), 1, 2)
 
 
 def attend_in_blocks(

@@ -1,7 +1,8 @@
 """One training step as a pure, jitted function of state and batch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +19,7 @@ from marin_core.model.mesh import RACK, batch_sharding, mesh_size, over_racks, p
 from marin_core.model.moe.balance import Balancer, BalancerState, make_balancer
 from marin_core.model.moe.layer import LayerStatistics, merge_micro_batches, merge_racks
 from marin_core.model.transformer import Params, SplitTransformer
-from marin_core.train.config import TrainConfig
+from marin_core.train.config import CpuProducts, TrainConfig
 from marin_core.train.norms import layer_norms
 from marin_core.train.optimizers.build import learning_rates, make_optimizer, optimizer_metrics
 from marin_core.train.optimizers.config import Optimizer, Sophia
@@ -51,13 +52,18 @@ HOST_MEMORY = "pinned_host"
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, StepOutput]]
 
 
-def compiler_options() -> dict[str, str | int]:
+def compiler_options(cpu_products: CpuProducts = "eigen") -> dict[str, str | bool]:
     """Options for XLA on the default backend.
 
     On a CPU its newer library takes half as long again to compile products, and isn't faster at them. At sums it takes half as long as
     the windows that XLA splits them into without it.
     """
-    return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"} if jax.default_backend() == "cpu" else {}
+    if jax.default_backend() != "cpu":
+        return {}
+    options: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+    if cpu_products == "onednn":
+        options |= {"xla_cpu_use_onednn": True, "xla_cpu_experimental_onednn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
+    return options
 
 
 def initial_state(config: TrainConfig, mesh: Mesh | None = None) -> TrainState:
@@ -107,7 +113,13 @@ def make_train_step(config: TrainConfig, mesh: Mesh | None = None) -> TrainStep:
     With a mesh, call it inside `jax.set_mesh(mesh)`, with a state and a batch that lie as `abstract_state` and `abstract_batch` say.
     """
     return _make_train_step(
-        config.model, config.optimizer, config.num_steps, config.micro_batches, mesh, offload=config.offload_optimizer_state
+        config.model,
+        config.optimizer,
+        config.num_steps,
+        config.micro_batches,
+        mesh,
+        offload=config.offload_optimizer_state,
+        cpu_products=config.cpu_products,
     )
 
 
@@ -119,7 +131,8 @@ def _make_train_step(
     micro_batches: int,
     mesh: Mesh | None,
     *,
-    offload: bool = False,
+    offload: bool,
+    cpu_products: CpuProducts,
 ) -> TrainStep:
     model = SplitTransformer(model_config)
     balancer = make_balancer(model_config.moe)
@@ -157,7 +170,7 @@ def _make_train_step(
         }
         return _keep_placed(TrainState(params, optimizer_state, balancer_state, state.step + 1), mesh, offload), _everywhere(output, mesh)
 
-    return jax.jit(train_step, donate_argnums=0, compiler_options=compiler_options())
+    return jax.jit(train_step, donate_argnums=0, compiler_options=compiler_options(cpu_products))
 
 
 def compile_train_step(config: TrainConfig, mesh: Mesh | None, stage: BatchStage) -> TrainStep:
@@ -166,7 +179,20 @@ def compile_train_step(config: TrainConfig, mesh: Mesh | None, stage: BatchStage
     JAX keeps the program, so that a run which resumes in the same process doesn't compile again.
     """
     lowered = make_train_step(config, mesh).lower(abstract_state(config, mesh), abstract_batch(config, mesh, stage))  # type: ignore[attr-defined]
-    return cast(TrainStep, lowered.compile())
+    with _stored_if_it_can_be(config.cpu_products):
+        return cast(TrainStep, lowered.compile())
+
+
+@contextmanager
+def _stored_if_it_can_be(cpu_products: CpuProducts) -> Iterator[None]:
+    """Compile without JAX's cache of programs where XLA can't write them down: it would try in vain, and warn each time."""
+    usual = jax.config.jax_persistent_cache_min_compile_time_secs
+    if cpu_products == "onednn":
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", usual)
 
 
 def _optimizer_output(before: Any, after: Any) -> StepOutput:
