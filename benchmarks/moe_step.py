@@ -7,7 +7,7 @@ that uses all CPUs this one may use (`taskset -c 0,1` for two of them). Rounds a
 since a machine that others use too swings. The roof is what the useful matrix products of a step would take at the speed of one large
 product, measured in the same rounds.
 
-Peers drop no token, ours drops what an expert's capacity can't hold; how much is a row of its own.
+Ours drops what an expert's capacity can't hold, and so does MaxText; other peers drop no token. How much ours drops is a row of its own.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import executor_peer, moe_step_levanter, moe_step_ours, moe_step_peak, moe_step_torch
+from benchmarks import executor_peer, moe_step_levanter, moe_step_maxtext, moe_step_ours, moe_step_peak, moe_step_torch
 from benchmarks.moe_step_shapes import SHAPES, Shape
 from benchmarks.peers import PeerError, peer_environment, run_peer
 from benchmarks.report import Machine, Row, installed_versions, parser, publish
@@ -59,9 +59,10 @@ def _torch_peer(name: str, library: str, dense_only: str | None = None) -> Peer:
 PEERS = {
     "transformers": _torch_peer("Hugging Face transformers", "transformers"),
     "olmo-core": _torch_peer("OLMo-core", "ai2-olmo-core", "OLMo-core's experts are kernels in Triton, which don't run on a CPU"),
-    "torchtitan": _torch_peer("torchtitan", "torchtitan", "torchtitan's mixtures are of other families: none has this shape's parameters"),
+    "torchtitan": _torch_peer("torchtitan", "torchtitan"),
     # The environment of Marin's runner has it.
     "levanter": Peer("Levanter", "marin-core", executor_peer.REQUIREMENTS, Path(moe_step_levanter.__file__)),
+    "maxtext": Peer("MaxText", "maxtext", moe_step_maxtext.REQUIREMENTS, Path(moe_step_maxtext.__file__)),
 }
 
 SHORTEST_TIMEOUT_SECONDS = 300
@@ -245,7 +246,7 @@ def routing_rows(name: str, ours: Measured) -> list[Row]:
     return [
         Row(f"{name}: router, balancer and bookkeeping, CPU", shares["routing"], GOAL_PERCENT, "the goal", "% of the step"),
         Row(f"{name}: the same and the rows moved, CPU", shares["routing and rows"], None, "", "% of the step", reason=OURS_ALONE),
-        Row(f"{name}: assignments dropped", 100 * statistics.median(ours.dropped), None, "", "%", reason="peers drop none"),
+        Row(f"{name}: assignments dropped", 100 * statistics.median(ours.dropped), None, "", "%", reason="peers drop none, or don't say how many"),
     ]
 
 

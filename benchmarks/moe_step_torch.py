@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -79,17 +80,26 @@ def olmo_core(shape: Shape) -> tuple[Any, Loss]:
 
 
 def torchtitan(shape: Shape) -> tuple[Any, Loss]:
-    """Its Llama. The attention that it chooses for language models needs a GPU; its own call of PyTorch's attention doesn't."""
+    """Its Llama. The attention that it chooses for language models needs a GPU; its own call of PyTorch's attention doesn't.
+
+    A mixture takes the block of its Qwen3, which is Llama's where queries and keys aren't normed, and takes experts too.
+    """
     import torch
     from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm  # type: ignore[import-not-found]
     from torchtitan.models.common.attention import ScaledDotProductAttention  # type: ignore[import-not-found]
     from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config  # type: ignore[import-not-found]
     from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock  # type: ignore[import-not-found]
+    from torchtitan.models.qwen3.model import Qwen3TransformerBlock  # type: ignore[import-not-found]
 
     d, heads, vocabulary = shape["d_model"], shape["heads"], shape["vocabulary"]
     matrix = {"weight": partial(torch.nn.init.trunc_normal_, std=0.02)}
     norm = RMSNorm.Config(normalized_shape=d, param_init={"weight": torch.nn.init.ones_})
-    layer = Llama3TransformerBlock.Config(
+    block, network = Llama3TransformerBlock, {}
+    if shape["experts"]:
+        block, network["moe"] = Qwen3TransformerBlock, _torchtitan_experts(shape, matrix["weight"])
+    else:
+        network["feed_forward"] = make_ffn_config(dim=d, hidden_dim=shape["width"], w1_param_init=matrix, w2w3_param_init=matrix)
+    layer = block.Config(
         attention_norm=norm,
         ffn_norm=norm,
         attention=make_gqa_config(
@@ -101,7 +111,7 @@ def torchtitan(shape: Shape) -> tuple[Any, Loss]:
             fuse_qkv=True,
             rope=ComplexRoPE.Config(dim=d // heads, max_seq_len=shape["sequence"]),
         ),
-        feed_forward=make_ffn_config(dim=d, hidden_dim=shape["width"], w1_param_init=matrix, w2w3_param_init=matrix),
+        **network,
     )
     config = Llama3Model.Config(
         dim=d,
@@ -119,6 +129,45 @@ def torchtitan(shape: Shape) -> tuple[Any, Loss]:
         return torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
 
     return model, loss_of
+
+
+def _torchtitan_experts(shape: Shape, init: Callable[[Any], Any]) -> Any:
+    """The configuration of its mixture: as in its Qwen3, without the bias that balances loads.
+
+    Its experts compute in bfloat16 whatever the weights are. CPUs without instructions for bfloat16 take five times as long for it, and
+    all others here compute in float32, so these experts leave its conversions out and are its own besides.
+    """
+    import torch
+    from torchtitan.models.common.config_utils import make_moe_config, make_router_config, make_token_dispatcher_config
+    from torchtitan.models.common.moe import GroupedExperts, RoutedExperts  # type: ignore[import-not-found]
+
+    class Float32Experts(GroupedExperts):  # type: ignore[misc]
+        @dataclass(kw_only=True, slots=True)
+        class Config(GroupedExperts.Config):  # type: ignore[misc]
+            pass
+
+        def forward(self, rows: Any, rows_per_expert: Any) -> Any:
+            ends = torch.cumsum(rows_per_expert, dim=0, dtype=torch.int32)
+
+            def product(rows: Any, weights: Any) -> Any:
+                # A loop over experts takes twice as long.
+                return self._grouped_mm(A=rows, B_t=weights.transpose(-2, -1), offs=ends)
+
+            hidden = torch.nn.functional.silu(product(rows, self.w1_EFD)) * product(rows, self.w3_EFD)
+            return product(hidden, self.w2_EDF)
+
+    model, experts = {"dim": shape["d_model"]}, {"num_experts": shape["experts"]}
+    chosen = {**experts, "top_k": shape["experts_per_token"]}
+    weights = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), init)
+    return make_moe_config(
+        **experts,
+        router=make_router_config(**model, **chosen, gate_param_init={"weight": init}, score_func="softmax", route_norm=True),
+        routed_experts=RoutedExperts.Config(
+            inner_experts=Float32Experts.Config(**model, **experts, hidden_dim=shape["width"], param_init=weights),
+            token_dispatcher=make_token_dispatcher_config(**chosen, comm_backend="standard"),
+        ),
+        load_balance_coeff=None,
+    )
 
 
 LIBRARIES: Mapping[str, Callable[[Shape], tuple[Any, Loss]]] = {

@@ -11,7 +11,6 @@ from marin_core.train.health.config import HealthConfig
 from marin_core.train.optimizers.config import AdamW, Optimizer
 from marin_core.train.schedules import BatchSchedule, BatchStage
 
-
 CpuProducts = Literal["eigen", "onednn"]
 """Libraries that multiply matrices on a CPU."""
 
