@@ -21,7 +21,7 @@ EXPERT_KINDS = ("all-to-all", "ragged-all-to-all", "collective-permute", "collec
 GRADIENT_SCOPE = "gradient"
 """Name of the scope in which `marin_core.train.step` sums gradients over racks."""
 
-Purpose = Literal["gradient", "statistics", "sum", "gather", "rows"]
+Purpose = Literal["gradient", "statistics", "sum", "gather", "rows", "layout"]
 
 
 class Traffic(Config):
@@ -82,11 +82,12 @@ def purpose(collective: Collective) -> Purpose:
     """What a collective is for.
 
     Returns:
-        "rows" for kinds that carry tokens to experts, "gather" for gathers. Of sums: "gradient" of floats in the backward pass, or in the
+        "rows" for kinds that carry tokens to experts, "layout" where they lay an array out otherwise, as an optimizer does that works on
+        whole matrices; "gather" for gathers. Of sums: "gradient" of floats in the backward pass, or in the
         scope in which a step sums its gradients over racks; "statistics" of integers, and of few bytes; "sum" of whatever else.
     """
     if collective.kind in EXPERT_KINDS:
-        return "rows"
+        return "layout" if collective.source.endswith("/sharding_constraint") else "rows"  # JAX's name of `with_sharding_constraint`
     if collective.kind not in SUMS:
         return "gather"
     if not any(name.startswith(("f", "bf")) for name in collective.element_types):

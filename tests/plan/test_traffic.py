@@ -89,6 +89,7 @@ def test_a_gradient_shard_takes_the_published_bytes_across_racks(gradient: float
     [
         (collective("all-to-all", WITHIN), "rows"),
         (collective("collective-permute", ACROSS, 4), "rows"),
+        (collective("all-to-all", WITHIN, source="jit(step)/sharding_constraint"), "layout"),
         (collective("all-gather", BOTH, 4), "gather"),
         (collective("all-reduce", ACROSS, 10**9, source="jit(step)/transpose(jvp())/dot_general"), "gradient"),
         (collective("reduce-scatter", WITHIN, 8, source="jit(step)/transpose(jvp())/dot_general"), "gradient"),
