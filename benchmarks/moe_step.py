@@ -25,7 +25,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import executor_peer, moe_step_levanter, moe_step_maxtext, moe_step_ours, moe_step_peak, moe_step_torch
+from benchmarks import executor_peer, moe_step_levanter, moe_step_maxtext, moe_step_ours, moe_step_peak, moe_step_profile, moe_step_torch
 from benchmarks.moe_step_shapes import SHAPES, Shape
 from benchmarks.peers import PeerError, peer_environment, run_peer
 from benchmarks.report import Machine, Row, installed_versions, parser, publish
@@ -144,6 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, shape in shapes.items():
         rows += speed_rows(name, shape, ours[name], {peer.name: peers[key][name] for key, peer in PEERS.items()}, peaks)
         rows += routing_rows(name, ours[name]) if shape.experts else []
+        progress.print(f"profile, {name}")
+        rows += profile_rows(name, run_profile(shape))
     versions = installed_versions("marin-assets", "jax", "jaxlib", "flax", "optax", "numpy") | _versions(peers)
     publish("Training step", rows, machine=machine, versions=versions, json_file=options.json)
 
@@ -155,6 +157,11 @@ def run_ours(shape: Shape, steps: int, compiled: str) -> Mapping[str, Any]:
     """One process of ours; `compiled` keeps its programs for the next round."""
     arguments = ["--shape", json.dumps(shape.as_dict()), "--steps", str(steps)]
     return _run_module(moe_step_ours.__name__, arguments, {"JAX_COMPILATION_CACHE_DIR": compiled, **ALLOCATOR})
+
+
+def run_profile(shape: Shape) -> Mapping[str, Mapping[str, float]]:
+    """Seconds a step by kind and part of the model, of one process of ours."""
+    return _run_module(moe_step_profile.__name__, ["--shape", json.dumps(shape.as_dict())], ALLOCATOR)
 
 
 def measure_peer(measured: Measured, peer: Peer, shape: Shape, steps: int) -> None:
@@ -246,8 +253,17 @@ def routing_rows(name: str, ours: Measured) -> list[Row]:
     return [
         Row(f"{name}: router, balancer and bookkeeping, CPU", shares["routing"], GOAL_PERCENT, "the goal", "% of the step"),
         Row(f"{name}: the same and the rows moved, CPU", shares["routing and rows"], None, "", "% of the step", reason=OURS_ALONE),
-        Row(f"{name}: assignments dropped", 100 * statistics.median(ours.dropped), None, "", "%", reason="peers drop none, or don't say how many"),
+        Row(f"{name}: assignments dropped", 100 * statistics.median(ours.dropped), None, "", "%", reason="peers drop none, or don't say"),
     ]
+
+
+def profile_rows(name: str, profile: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    """Where our step's time goes on one CPU, the most first; what takes less than a hundredth is put together."""
+    total = sum(seconds for parts in profile.values() for seconds in parts.values())
+    shares = {f"{part}, {kind}": 100 * seconds / total for kind, parts in profile.items() for part, seconds in parts.items()}
+    shown = {part: share for part, share in sorted(shares.items(), key=lambda each: -each[1]) if share >= 1}
+    shown["all else"] = 100 - sum(shown.values())
+    return [Row(f"{name}: {part}", share, None, "", "% of our step", reason=OURS_ALONE) for part, share in shown.items()]
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

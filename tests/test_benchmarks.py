@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import balancers, checkpoint, executor, moe_step, moe_step_ours
+from benchmarks import balancers, checkpoint, executor, moe_step, moe_step_ours, moe_step_profile
 from benchmarks.moe_step_shapes import SHAPES, Shape
 from benchmarks.peers import PeerError
 from benchmarks.timing import Timing
@@ -134,6 +134,11 @@ def test_a_peer_that_trained_another_model_leaves_a_reason_instead_of_a_speed(
     assert str(wrong).removesuffix(".0") in measured.reason
 
 
+@pytest.mark.parametrize("key", moe_step.PEERS)
+def test_a_peer_is_the_same_release_in_every_run(key: str) -> None:
+    assert all("==" in requirement for requirement in moe_step.PEERS[key].requirements)
+
+
 def test_a_speed_is_of_the_median_step_and_the_roof_of_what_the_products_would_take() -> None:
     shape = TINY["MoE"]
     ours, peer, absent = moe_step.Measured(), moe_step.Measured(), moe_step.Measured(reason="no route to host")
@@ -159,6 +164,28 @@ def test_the_share_of_routing_is_its_cpu_time_over_the_steps() -> None:
     assert alone.ratio == pytest.approx(2)  # half of the goal's 10 %
 
 
+def test_a_profile_shows_the_most_first_and_loses_nothing() -> None:
+    profile = {"products": {"experts": 3.0, "loss": 1.0}, "rest": {"experts": 0.96, "norms": 0.04}}
+    shares = {row.measure: row.ours for row in moe_step.profile_rows("MoE", profile)}
+    assert list(shares) == ["MoE: experts, products", "MoE: loss, products", "MoE: experts, rest", "MoE: all else"]
+    assert list(shares.values()) == pytest.approx([60, 20, 19.2, 0.8])
+
+
+def test_an_operation_belongs_to_the_innermost_part_and_a_product_is_told_by_its_name() -> None:
+    program = """
+  %dot.3 = f32[16,320,512]{2,1,0} dot(%a, %b), metadata={op_name="jit(step)/jvp(feed_forward)/dispatch/experts/dot_general"}
+  %onednn_fusion.1 = f32[256,8192]{1,0} fusion(%c), metadata={op_name="jit(step)/jvp(loss)/while/body/dot_general"}
+  ROOT %add.7 = f32[8]{0} add(%e, %f), metadata={op_name="jit(train_step)/transpose(jvp(attention))/add"}
+  %copy.2 = f32[8]{0} copy(%g), metadata={op_name="jit(train_step)/copy"}
+"""
+    assert moe_step_profile.parts_of_program(program) == {
+        "dot.3": ("experts", True),
+        "onednn_fusion.1": ("loss", True),
+        "add.7": ("attention", False),
+        "copy.2": ("other", False),
+    }
+
+
 @pytest.mark.long
 def test_the_training_step_is_measured_without_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_step, "SHAPES", TINY)
@@ -170,7 +197,13 @@ def test_the_training_step_is_measured_without_peers(tmp_path: Path, monkeypatch
         peer.name for peer in moe_step.PEERS.values()
     }
     measures = [row["measure"] for row in rows]
-    assert {"MoE: speed", "dense: speed by CPU", "MoE: router, balancer and bookkeeping, CPU", "MoE: assignments dropped"} <= set(measures)
+    assert {
+        "MoE: speed",
+        "dense: speed by CPU",
+        "MoE: router, balancer and bookkeeping, CPU",
+        "MoE: assignments dropped",
+        "dense: all else",
+    } <= set(measures)
 
 
 def test_checkpoints_are_measured_beside_orbax_and_tensorstore(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class _Options(NamedTuple):
     head_is_spread: bool
 
 
+@jax.named_scope("loss")
 def next_token_loss(
     hidden: jax.Array,
     head: jax.Array,

@@ -43,17 +43,19 @@ class Block(nnx.Module):
         self, x: jax.Array, layer: "LayerInputs", context: SequenceContext, step: jax.Array, balancer: Balancer | None, **options: bool
     ) -> tuple[jax.Array, LayerStatistics | None]:
         """x [B, S, D] → [B, S, D]; `layer` holds this layer's traced scalars and selection bias."""
-        y = self.attention(self.attention_norm(x), layer.is_global, context)
-        x += _finish(y, self.attention_taps, self.attention_post_norm, context)
-        y = self.feed_forward_norm(x)
+        with jax.named_scope("attention"):  # names of parts, for profiles
+            y = self.attention(self.attention_norm(x), layer.is_global, context)
+            x += _finish(y, self.attention_taps, self.attention_post_norm, context)
         statistics = None
-        if isinstance(self.feed_forward, MoELayer):
-            rows, valid = y.reshape(-1, x.shape[-1]), context.valid.reshape(-1)
-            rows, statistics = self.feed_forward(rows, valid, layer.selection_bias, step, balancer, **options)
-            y = rows.reshape(x.shape)
-        else:
-            y = self.feed_forward(y)
-        x += _finish(y, self.feed_forward_taps, self.feed_forward_post_norm, context)
+        with jax.named_scope("feed_forward"):
+            y = self.feed_forward_norm(x)
+            if isinstance(self.feed_forward, MoELayer):
+                rows, valid = y.reshape(-1, x.shape[-1]), context.valid.reshape(-1)
+                rows, statistics = self.feed_forward(rows, valid, layer.selection_bias, step, balancer, **options)
+                y = rows.reshape(x.shape)
+            else:
+                y = self.feed_forward(y)
+            x += _finish(y, self.feed_forward_taps, self.feed_forward_post_norm, context)
         return spread_tokens(x), statistics
 
 

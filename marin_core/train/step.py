@@ -154,17 +154,20 @@ def _make_train_step(
             return found, losses.loss_tokens
 
         extra = {"sampled_gradient": sampled_gradient} if isinstance(optimizer_config, Sophia) else {}
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params, value=losses.loss, **extra)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("optimizer"):
+            updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params, value=losses.loss, **extra)
+            params = optax.apply_updates(state.params, updates)
         valid_tokens = jnp.sum(batch.segment_ids >= 0, dtype=jnp.int32)
         observed = () if statistics is None else statistics.observation
-        balancer_state, balance = balancer.update(state.balancer_state, observed, valid_tokens)
+        with jax.named_scope("routing"):
+            balancer_state, balance = balancer.update(state.balancer_state, observed, valid_tokens)
+        with jax.named_scope("norms"):
+            norms = {"gradient_norm": optax.tree.norm(gradient), "norms": layer_norms(state.params, gradient, updates)}
         output = {
             **losses._asdict(),
-            "gradient_norm": optax.tree.norm(gradient),
+            **norms,
             **{f"learning_rate/{group}": rate for group, rate in rates(state.step).items()},
             **_optimizer_output(state.optimizer_state, optimizer_state),
-            "norms": layer_norms(state.params, gradient, updates),
             **({} if statistics is None else _routing_output(statistics, valid_tokens)),
             **balance,
         }

@@ -31,6 +31,7 @@ class RoutedExperts(nnx.Module):
         return ExpertWeights(self.w_gate[...], self.w_up[...], self.w_down[...])
 
 
+@jax.named_scope("experts")
 def apply_experts(weights: ExpertWeights, rows: jax.Array, first_expert: int = 0) -> jax.Array:
     """Rows [E, C, M] → [E, C, M] in their type; each expert sees only its own rows.
 

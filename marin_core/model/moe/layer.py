@@ -115,14 +115,17 @@ class MoELayer(nnx.Module):
             dropless: drop no assignment.
             keep_router_logits: return them in the statistics.
         """
-        routing = self.router(x, selection_bias)
+        with jax.named_scope("routing"):
+            routing = self.router(x, selection_bias)
         y, transport = self._dispatch(self._to_latent(x), routing, valid, step, dropless=dropless)
         if self.latent_up is not None:
             y = project(y, self.latent_up)
         if self.shared is not None:
             y += self.shared(x)
-        observation, balance_loss = _observe(balancer, routing, valid, selection_bias)
-        return y, _statistics(routing, transport, valid, selection_bias, observation, balance_loss, keep_router_logits)
+        with jax.named_scope("routing"):
+            observation, balance_loss = _observe(balancer, routing, valid, selection_bias)
+            statistics = _statistics(routing, transport, valid, selection_bias, observation, balance_loss, keep_router_logits)
+        return y, statistics
 
     def _to_latent(self, x: jax.Array) -> jax.Array:
         if self.latent_down is None or self.latent_norm is None:
@@ -140,7 +143,8 @@ class MoELayer(nnx.Module):
         def here(
             x: jax.Array, selected: jax.Array, weights: jax.Array, valid: jax.Array, experts: ExpertWeights, step: jax.Array
         ) -> tuple[jax.Array, TransportStatistics]:
-            y, statistics = transport(x, selected, weights, valid, partial(apply_experts, experts), step)
+            with jax.named_scope("dispatch"):
+                y, statistics = transport(x, selected, weights, valid, partial(apply_experts, experts), step)
             return y, jax.tree.map(lambda leaf: leaf[None], statistics)
 
         spread = over_shards(here, in_specs=(P(AXES), P(AXES), P(AXES), P(AXES), P(EXPERT), P()), out_specs=(P(AXES), P(AXES)))
