@@ -262,7 +262,8 @@ def profile_rows(name: str, profile: Mapping[str, Mapping[str, float]]) -> list[
     total = sum(seconds for parts in profile.values() for seconds in parts.values())
     shares = {f"{part}, {kind}": 100 * seconds / total for kind, parts in profile.items() for part, seconds in parts.items()}
     shown = {part: share for part, share in sorted(shares.items(), key=lambda each: -each[1]) if share >= 1}
-    shown["all else"] = 100 - sum(shown.values())
+    if small := sum(share for share in shares.values() if share < 1):
+        shown["all else"] = small
     return [Row(f"{name}: {part}", share, None, "", "% of our step", reason=OURS_ALONE) for part, share in shown.items()]
 
 

@@ -202,7 +202,7 @@ def test_the_training_step_is_measured_without_peers(tmp_path: Path, monkeypatch
         "dense: speed by CPU",
         "MoE: router, balancer and bookkeeping, CPU",
         "MoE: assignments dropped",
-        "dense: all else",
+        "dense: attention, products",
     } <= set(measures)
 
 
