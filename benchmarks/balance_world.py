@@ -119,10 +119,12 @@ def sigmoid(x: Array) -> Array:
 
 
 def route(scores: Array, bias: Array | float) -> tuple[Array, Array]:
-    """The chosen experts bool [T, E], and each token's threshold [T, 1]."""
+    """The chosen experts bool [T, E], as many for each token also where scores tie, and each token's threshold [T, 1]."""
     biased = scores + bias
-    threshold = np.partition(biased, -PER_TOKEN - 1, axis=1)[:, -PER_TOKEN - 1, None]
-    return biased > threshold, threshold
+    order = np.argpartition(biased, [-PER_TOKEN - 1, -PER_TOKEN], axis=1)
+    chosen = np.zeros(biased.shape, bool)
+    np.put_along_axis(chosen, order[:, -PER_TOKEN:], True, axis=1)
+    return chosen, np.take_along_axis(biased, order[:, -PER_TOKEN - 1, None], axis=1)
 
 
 def target(tokens: int, experts: int) -> float:
@@ -203,16 +205,21 @@ class Histogram(Exact):
 
 
 class Integrator:
-    """DeepSeek's: a bias on sigmoid scores that moves by `step_size` towards the mean load."""
+    """DeepSeek's: a bias on sigmoid scores that moves by `step_size` towards the mean load.
+
+    In float32 throughout, and the load is of scores above the threshold: a tie counts for neither. Another rounding makes another run,
+    since a step in the other direction changes all that follow.
+    """
 
     def __init__(self, experts: int, step_size: float) -> None:
-        self.step_size = step_size
-        self.bias: Array = np.zeros(experts)
+        self.step_size = np.float32(step_size)
+        self.bias: Array = np.zeros(experts, np.float32)
 
     def step(self, batch: Batch) -> Balance:
-        chosen, _ = route(batch.gates, self.bias)
-        load = chosen.sum(axis=0)
-        self.bias = self.bias + self.step_size * np.sign(load.mean() - load)
+        gates = sigmoid(batch.scores)
+        chosen, threshold = route(gates, self.bias)
+        load = (gates + self.bias > threshold).sum(axis=0)
+        self.bias = self.bias + self.step_size * np.sign(load.mean() - load).astype(np.float32)
         return batch.balance(chosen)
 
 
