@@ -524,6 +524,7 @@ def test_the_watch_says_how_many_it_watches_and_what_is_new(world: World, instan
 # What it costs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_every_sensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small, and in this process; the benchmark itself refuses to measure ticks that have nothing to do."""
     monkeypatch.setattr(automation, "measure_alone", automation.measure)

@@ -14,12 +14,13 @@ from marin_core.train.step import abstract_batch, abstract_state, make_train_ste
 from tests.train.test_loop import Recorder, exact_rows
 from tests.train.tiny_run import run, tiny_config
 
+pytestmark = pytest.mark.slow
+
 
 def losses(run_dir: Path) -> list[float]:
     return [float(row["loss"]) for row in read_metrics(run_dir / "metrics.jsonl")]
 
 
-@pytest.mark.slow
 def test_a_run_learns_the_same_and_repeats_itself_bit_for_bit_across_a_stop(finished: tuple[Path, TrainResult], tmp_path: Path) -> None:
     by_eigen, by_onednn, stopped = finished[0], tmp_path / "onednn", tmp_path / "stopped"
     with warnings.catch_warnings():

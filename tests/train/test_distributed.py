@@ -19,6 +19,8 @@ from marin_core.errors import InfrastructureError
 from marin_jobs.pod import ABORTED_BY_JAX
 from tests.train.gang_program import TENTH
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 
