@@ -119,12 +119,14 @@ def sigmoid(x: Array) -> Array:
 
 
 def route(scores: Array, bias: Array | float) -> tuple[Array, Array]:
-    """The chosen experts bool [T, E], as many for each token also where scores tie, and each token's threshold [T, 1]."""
+    """The chosen experts bool [T, E], where scores tie the first of them as in JAX's top-k, and each token's threshold [T, 1]."""
     biased = scores + bias
-    order = np.argpartition(biased, [-PER_TOKEN - 1, -PER_TOKEN], axis=1)
-    chosen = np.zeros(biased.shape, bool)
-    np.put_along_axis(chosen, order[:, -PER_TOKEN:], True, axis=1)
-    return chosen, np.take_along_axis(biased, order[:, -PER_TOKEN - 1, None], axis=1)
+    threshold = np.partition(biased, -PER_TOKEN - 1, axis=1)[:, -PER_TOKEN - 1, None]
+    chosen = biased > threshold
+    short = np.flatnonzero(chosen.sum(axis=1) < PER_TOKEN)
+    ties = biased[short] == threshold[short]
+    chosen[short] |= ties & (ties.cumsum(axis=1) <= PER_TOKEN - chosen[short].sum(axis=1, keepdims=True))
+    return chosen, threshold
 
 
 def target(tokens: int, experts: int) -> float:
