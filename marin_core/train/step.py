@@ -190,7 +190,7 @@ def compile_train_step(config: TrainConfig, mesh: Mesh | None, stage: BatchStage
 def _stored_if_it_can_be(cpu_products: CpuProducts) -> Iterator[None]:
     """Compile without JAX's cache of programs where XLA can't write them down: it would try in vain, and warn each time."""
     usual = jax.config.jax_persistent_cache_min_compile_time_secs
-    if cpu_products == "onednn":
+    if "xla_cpu_use_onednn" in compiler_options(cpu_products):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:
         yield

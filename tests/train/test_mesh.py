@@ -55,7 +55,7 @@ def run(chosen: TrainConfig, mesh: Mesh | None) -> tuple[Outputs, TrainState]:
 
 @pytest.fixture(scope="module", autouse=True)
 def compile_quickly() -> Iterator[None]:
-    with patch.object(step_module, "compiler_options", lambda _: {"xla_backend_optimization_level": 0}):
+    with patch.object(step_module, "compiler_options", lambda *_: {"xla_backend_optimization_level": 0}):
         yield
     step_module._make_train_step.cache_clear()
 
