@@ -83,8 +83,8 @@ def purpose(collective: Collective) -> Purpose:
 
     Returns:
         "rows" for kinds that carry tokens to experts, "layout" where they lay an array out otherwise, as an optimizer does that works on
-        whole matrices; "gather" for gathers. Of sums: "gradient" of floats in the backward pass, or in the
-        scope in which a step sums its gradients over racks; "statistics" of integers, and of few bytes; "sum" of whatever else.
+        whole matrices; "gather" for gathers. Of sums: "gradient" of floats in the backward pass, or in the scope in which a step sums its
+        gradients over racks; "statistics" of integers, and of few bytes; "sum" of whatever else.
     """
     if collective.kind in EXPERT_KINDS:
         return "layout" if collective.source.endswith("/sharding_constraint") else "rows"  # JAX's name of `with_sharding_constraint`
