@@ -89,7 +89,8 @@ class TrainConfig(Config):
     cpu_products: CpuProducts = Field(
         default="eigen",
         description="Who multiplies matrices on a CPU: Eigen, or oneDNN, with which a mixture's step takes a fifth to a quarter less time,"
-        " and which rounds otherwise. Ignored on other hardware. XLA can't keep a program that calls oneDNN, so every start compiles it anew.",
+        " and which rounds otherwise. Ignored on other hardware. XLA can't keep a program that calls oneDNN, so every start compiles it"
+        " anew.",
         json_schema_extra=OPERATIONAL,
     )
     health: HealthConfig = Field(default=HealthConfig(), json_schema_extra=OPERATIONAL)
